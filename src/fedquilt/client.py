@@ -1,0 +1,137 @@
+"""A client: its data, its model, its labels, and what it declares about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ModelBuilder = Callable[[], nn.Module]
+Pair = tuple[Any, Any]  # samples and labels: numpy arrays, tensors or nested lists
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples and their labels: one of a client's train, validation and test splits."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return int(self.y.shape[0])
+
+
+def as_split(pair: Pair | Split, whose: str) -> Split:
+    """Arrays, tensors or lists as a checked split; `whose` names it in errors.
+
+    >>> len(as_split(([[0.5], [1.5]], [0, 1]), "train data of client 'a'"))
+    2
+    """
+    if isinstance(pair, Split):
+        return pair
+    x = torch.as_tensor(pair[0])
+    y = torch.as_tensor(pair[1]).long()
+    if x.is_floating_point():
+        x = x.float()
+    if x.ndim == 0 or y.ndim != 1 or x.shape[0] != y.shape[0]:
+        raise ValueError(
+            f"{whose}: samples of shape {tuple(x.shape)} do not go with labels of shape {tuple(y.shape)}; "
+            "give (n, ...) samples and (n,) labels"
+        )
+    if len(y) and int(y.min()) < 0:
+        raise ValueError(f"{whose}: label {int(y.min())} is negative; leave unlabelled samples out")
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise ValueError(f"{whose}: samples hold NaN or infinite values; clean or drop them first")
+    return Split(x, y)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is different for a client from some round on (see `Client.changes`); None leaves a thing as it is."""
+
+    model: ModelBuilder | None = None
+    labels: tuple[int, ...] | None = None
+    train: Pair | Split | None = None
+
+
+@dataclass(frozen=True)
+class Client:
+    """One participant of a federation. Its data are used on it alone; only traits, labels and counts are declared.
+
+    `model` is a function without arguments that builds the client's network. `traits` are declared facts such as
+    `{"device": "gen1", "cohort": "sporty"}`. `labels` are the classes the client owns (default: all classes its splits
+    show). `changes` maps a round (counted from 1) to a `Change` that holds from that round on: new private data of a
+    stream, another architecture, another label set.
+
+    >>> from torch import nn
+    >>> c = Client("phone-3", model=lambda: nn.Linear(2, 2), train=([[0., 1.], [1., 0.]], [0, 1]))
+    >>> c.name, c.samples, c.labels
+    ('phone-3', 2, (0, 1))
+    """
+
+    name: str
+    model: ModelBuilder
+    train: Split
+    validation: Split
+    test: Split
+    traits: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[int, ...] = ()
+    changes: Mapping[int, Change] = field(default_factory=dict)
+
+    def __init__(
+        self,
+        name: str,
+        model: ModelBuilder,
+        train: Pair | Split,
+        validation: Pair | Split | None = None,
+        test: Pair | Split | None = None,
+        traits: Mapping[str, str] | None = None,
+        labels: Sequence[int] | None = None,
+        changes: Mapping[int, Change] | None = None,
+    ) -> None:
+        if not name:
+            raise ValueError("a client needs a name that is not empty")
+        if not callable(model):
+            raise TypeError(f"client '{name}': model must be a function that builds an nn.Module, not {type(model).__name__}")
+        splits = {"train": as_split(train, f"train data of client '{name}'")}
+        if len(splits["train"]) == 0:
+            raise ValueError(f"client '{name}' has no training samples; leave it out or give it some")
+        for key, pair in (("validation", validation), ("test", test)):
+            empty = Split(splits["train"].x[:0], splits["train"].y[:0])
+            splits[key] = empty if pair is None else as_split(pair, f"{key} data of client '{name}'")
+            if splits[key].x.shape[1:] != splits["train"].x.shape[1:]:
+                raise ValueError(
+                    f"client '{name}': {key} samples have shape {tuple(splits[key].x.shape[1:])}, "
+                    f"training samples {tuple(splits['train'].x.shape[1:])}; they must agree"
+                )
+        for start in changes or {}:
+            if start < 1:
+                raise ValueError(f"client '{name}': a change at round {start}; rounds count from 1")
+        seen = torch.cat([s.y for s in splits.values()]).unique().tolist()
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "model", model)
+        for key, split in splits.items():
+            object.__setattr__(self, key, split)
+        object.__setattr__(self, "traits", {str(k): str(v) for k, v in (traits or {}).items()})
+        object.__setattr__(self, "labels", tuple(sorted(set(labels))) if labels is not None else tuple(seen))
+        object.__setattr__(self, "changes", dict(sorted((changes or {}).items())))
+
+    @property
+    def samples(self) -> int:
+        """How many training samples the client has: the n_i of the weights."""
+        return len(self.train)
+
+    def at(self, round_: int) -> Client:
+        """The client as it is in a round: every change up to that round applied."""
+        due = [change for start, change in self.changes.items() if start <= round_]
+        if not due:
+            return self
+        model, labels, train = self.model, self.labels, self.train
+        for change in due:
+            model = change.model or model
+            labels = change.labels if change.labels is not None else labels
+            train = as_split(change.train, f"stream of client '{self.name}'") if change.train is not None else train
+        return Client(self.name, model, train, self.validation, self.test, self.traits, labels)

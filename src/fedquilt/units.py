@@ -1,0 +1,77 @@
+"""Cutting any nn.Module into named, ordered units; parameters and buffers told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+Cut = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A named slice of a model: the names of its parameters and of its buffers."""
+
+    name: str
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+
+def cut(module: nn.Module, mapping: Cut | None = None) -> tuple[Unit, ...]:
+    """The units of a module, bottom to top.
+
+    Without a mapping, a module's own declaration (an attribute `units` of the same form) is taken; without that, each
+    submodule that holds parameters or buffers itself is a unit, named by its path, in the order of registration. A
+    mapping names each unit with patterns for the modules or tensors in it; every tensor must fall into exactly one unit.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> [unit.name for unit in cut(net)]
+    ['0', '2']
+    >>> cut(net, {"base": ["0"], "head": ["2*"]})[1].parameters
+    ('2.weight', '2.bias')
+    """
+    mapping = mapping if mapping is not None else getattr(module, "units", None)
+    parameters = [name for name, _ in module.named_parameters()]
+    buffers = [name for name, _ in module.named_buffers()]
+    if not parameters and not buffers:
+        raise ValueError(f"{type(module).__name__} has neither parameters nor buffers; there is nothing to cut")
+    if mapping is None:
+        home = {name: name.rpartition(".")[0] or "model" for name in parameters + buffers}
+        paths = [path or "model" for path, _ in module.named_modules()]
+        names = [path for path in paths if path in set(home.values())]
+    else:
+        home = {name: _place(name, mapping) for name in parameters + buffers}
+        names = list(mapping)
+        _check_patterns(module, parameters + buffers, mapping)
+    return tuple(
+        Unit(unit, tuple(n for n in parameters if home[n] == unit), tuple(n for n in buffers if home[n] == unit))
+        for unit in names
+    )
+
+
+def _covers(pattern: str, tensor: str) -> bool:
+    """Whether a pattern names the tensor itself or a module that holds it."""
+    parts = tensor.split(".")
+    return any(fnmatchcase(".".join(parts[:depth]), pattern) for depth in range(1, len(parts) + 1))
+
+
+def _place(tensor: str, mapping: Cut) -> str:
+    homes = [unit for unit, patterns in mapping.items() if any(_covers(p, tensor) for p in patterns)]
+    if len(homes) == 1:
+        return homes[0]
+    if not homes:
+        raise ValueError(f"'{tensor}' is in no unit; add a pattern for it to one of {', '.join(mapping)}")
+    raise ValueError(f"'{tensor}' is in {len(homes)} units ({', '.join(homes)}); it may be in one only")
+
+
+def _check_patterns(module: nn.Module, tensors: Sequence[str], mapping: Cut) -> None:
+    for unit, patterns in mapping.items():
+        for pattern in patterns:
+            if not any(_covers(pattern, tensor) for tensor in tensors):
+                known = ", ".join(name for name, _ in module.named_children()) or "none"
+                raise ValueError(f"unit '{unit}': the pattern '{pattern}' matches nothing; modules here: {known}")
+        if not patterns:
+            raise ValueError(f"unit '{unit}' has no patterns; name its modules or leave it out")
