@@ -1,0 +1,1 @@
+"""Reading finished runs: statistics, tables and the page."""

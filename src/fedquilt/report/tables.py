@@ -1,0 +1,246 @@
+"""A comparison as a table: text for the terminal, CSV, LaTeX and Markdown.
+
+Accuracies are printed in per cent with half the width of their interval. Bold: the best method and those whose
+difference to it is not real. An arrow: really better or worse than the reference.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from fedquilt.report.compare import Comparison, MethodRow
+from fedquilt.report.statistics import Interval
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: its text and whether it is among the best."""
+
+    text: str
+    bold: bool = False
+
+
+def cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
+    """Headings and rows as all printed forms show them; columns nobody has numbers for are left out."""
+    rows = comparison.rows
+    columns: list[tuple[str, list[Cell]]] = [
+        ("method", [Cell(r.name, r.level_with_best) for r in rows]),
+        ("accuracy %", [Cell(percent(r.score), r.level_with_best) for r in rows]),
+        ("worst decile %", [Cell(f"{100 * r.worst_decile:.1f}") for r in rows]),
+    ]
+    if any(r.gain for r in rows):
+        columns.append(("gain over alone", [Cell(percent(r.gain, sign=True)) for r in rows]))
+        columns.append(("clients gaining %", [Cell(_number(r.share_gaining, 100, ".0f")) for r in rows]))
+    if comparison.target is not None:
+        goal = f"{100 * comparison.target:.1f} %"
+        columns.append((f"rounds to {goal}", [Cell(_reaching(r, comparison.seeds)) for r in rows]))
+        if any(r.megabytes_to_target is not None for r in rows):
+            columns.append((f"MB to {goal}", [Cell(_number(r.megabytes_to_target, 1, ".4g")) for r in rows]))
+    if any(r.megabytes is not None for r in rows):
+        columns.append(("MB in all", [Cell(_number(r.megabytes, 1, ".4g")) for r in rows]))
+    if comparison.reference is not None and len(rows) > 1:
+        columns.append((f"against {comparison.reference}", [Cell(_against(r)) for r in rows]))
+        columns.append(("p (Holm)", [Cell(_p(r)) for r in rows]))
+    return [title for title, _ in columns], [list(row) for row in zip(*(column for _, column in columns), strict=True)]
+
+
+def as_text(comparison: Comparison) -> Table:
+    """A table for `rich.print`; names are text, never markup.
+
+    >>> from fedquilt.report.compare import compare
+    >>> as_text(compare({"local": [[0.5]] * 6, "feddl": [[0.75]] * 6}, reference="local")).row_count
+    2
+    """
+    headings, rows = cells(comparison)
+    table = Table(caption="\n".join(explanations(comparison)) or None, caption_justify="left", box=None, pad_edge=False)
+    for i, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="right" if i else "left", no_wrap=not i)
+    for row in rows:
+        table.add_row(*(Text(cell.text, style="bold" if cell.bold else "") for cell in row))
+    return table
+
+
+def as_csv(comparison: Comparison) -> str:
+    """Every number of the comparison, unrounded, one line a method.
+
+    >>> from fedquilt.report.compare import compare
+    >>> print(as_csv(compare({"local": [[0.5], [0.75]]})).splitlines()[1].split(",")[:2])
+    ['local', '0.625']
+    """
+    lines = records(comparison)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({key: spreadsheet_safe(v) if isinstance(v, str) else v for key, v in line.items()})
+    return out.getvalue()
+
+
+def records(comparison: Comparison) -> list[dict[str, str | float | bool | None]]:
+    """Every number of the comparison by name, one dict a method."""
+    found = []
+    for r in comparison.rows:
+        d = r.against_reference
+        line: dict[str, str | float | bool | None] = {"method": r.name}
+        line |= _spread_out("accuracy", r.score) | {"spread_over_clients": r.spread, "worst_decile": r.worst_decile}
+        line |= _spread_out("gain", r.gain) | {"share_gaining": r.share_gaining, "target": comparison.target}
+        line |= {"rounds_to_target": r.rounds_to_target, "megabytes_to_target": r.megabytes_to_target}
+        line |= {"seeds_reaching": r.seeds_reaching, "megabytes": r.megabytes}
+        line |= {"best": r.best, "level_with_best": r.level_with_best, "reference": comparison.reference}
+        line |= _spread_out("difference", d.interval if d else None)
+        line |= {"p": d.p if d else None, "p_holm": d.p_holm if d else None, "real": d.real if d else None}
+        found.append(line | {"clients": comparison.clients, "seeds": comparison.seeds})
+    return found
+
+
+def as_latex(comparison: Comparison) -> str:
+    """A `tabular` for the booktabs package, its explanations as comments below.
+
+    >>> from fedquilt.report.compare import compare
+    >>> print(as_latex(compare({"fed_avg": [[0.5], [0.5]]})).splitlines()[4])
+    \\textbf{fed\\_avg} & \\textbf{50.0 $\\pm$ 0.0} & 50.0 \\\\
+    """
+    headings, rows = cells(comparison)
+
+    def line(texts: Sequence[str]) -> str:
+        return " & ".join(texts) + r" \\"
+
+    body = [line([_styled(cell, latex_escape, r"\textbf{{{}}}") for cell in row]) for row in rows]
+    return "\n".join(
+        [rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}", r"\toprule", line([latex_escape(h) for h in headings]),
+         r"\midrule", *body, r"\bottomrule", r"\end{tabular}",
+         *(f"% {one_line(note)}" for note in explanations(comparison)), ""]
+    )  # fmt: skip
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """A Markdown table with its explanations below.
+
+    >>> from fedquilt.report.compare import compare
+    >>> print(as_markdown(compare({"fed|avg": [[0.5], [0.5]]})).splitlines()[2])
+    | **fed\\|avg** | **50.0 ± 0.0** | 50.0 |
+    """
+    headings, rows = cells(comparison)
+    lines = [
+        "| " + " | ".join(markdown_escape(h) for h in headings) + " |",
+        "|" + "|".join(["---"] + ["---:"] * (len(headings) - 1)) + "|",
+        *("| " + " | ".join(_styled(cell, markdown_escape, "**{}**") for cell in row) + " |" for row in rows),
+    ]
+    return "\n".join([*lines, "", *(f"{markdown_escape(note)}  " for note in explanations(comparison))]).rstrip() + "\n"
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {"csv": as_csv, "latex": as_latex, "markdown": as_markdown}
+
+
+def explanations(comparison: Comparison) -> list[str]:
+    """What the signs mean, and what the numbers cannot say."""
+    c = comparison
+    clients, seeds = _count(c.clients, "client"), _count(c.seeds, "seed")
+    told = [f"Mean over {clients} and {seeds}, ± half the {100 * c.level:.0f} % interval over both."]
+    if len(c.rows) > 1:
+        told.append(f"Bold: the best method ({c.best}) and those not really different from it.")
+    if c.reference is not None and len(c.rows) > 1:
+        told.append(
+            f"▲ ▼: really better or worse than {c.reference} (Wilcoxon over clients, Holm over all pairs, and the "
+            "interval of the difference leaves out 0)."
+        )
+    return told + [note[0].upper() + note[1:] + "." for note in c.notes]
+
+
+def percent(interval: Interval | None, sign: bool = False) -> str:
+    """An interval in per cent.
+
+    >>> percent(Interval(0.912, 0.9, 0.924)), percent(Interval(0.02, 0.01, 0.03), sign=True)
+    ('91.2 ± 1.2', '+2.0 ± 1.0')
+    """
+    if interval is None:
+        return "–"
+    mean = f"{100 * interval.mean:+.1f}" if sign else f"{100 * interval.mean:.1f}"
+    return f"{mean} ± {100 * interval.half:.1f}" if interval.half != float("inf") else mean
+
+
+def spreadsheet_safe(text: str) -> str:
+    """A name that a spreadsheet will not run as a formula.
+
+    >>> spreadsheet_safe("=1+1"), spreadsheet_safe("phone-3")
+    ("'=1+1", 'phone-3')
+    """
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def latex_escape(text: str) -> str:
+    r"""Text as LaTeX prints it.
+
+    >>> print(latex_escape("a_b & 5 % ± ▲"))
+    a\_b \& 5 \% $\pm$ $\blacktriangle$
+    """
+    signs = {
+        "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--",
+        "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "<": r"\textless{}", ">": r"\textgreater{}",
+        **{c: "\\" + c for c in "&%$#_{}"},
+    }  # fmt: skip
+    return "".join(signs.get(c, c) for c in one_line(text))
+
+
+def markdown_escape(text: str) -> str:
+    """Text as Markdown prints it, inside a table too.
+
+    >>> print(markdown_escape("a|b *c* <script>"))
+    a\\|b \\*c\\* &lt;script&gt;
+    """
+    text = re.sub(r"([\\`*_\[\]|~#])", r"\\\1", one_line(text))
+    return text.replace("<", "&lt;").replace(">", "&gt;")
+
+
+def one_line(text: str) -> str:
+    """Text without line breaks, which would end a table's row.
+
+    >>> one_line("a\\n b")
+    'a b'
+    """
+    return " ".join(text.split())
+
+
+def _styled(cell: Cell, escape: Callable[[str], str], bold: str) -> str:
+    return bold.format(escape(cell.text)) if cell.bold else escape(cell.text)
+
+
+def _spread_out(name: str, interval: Interval | None) -> dict[str, str | float | bool | None]:
+    low, mean, high = (None, None, None) if interval is None else (interval.low, interval.mean, interval.high)
+    return {name: mean, f"{name}_low": low, f"{name}_high": high}
+
+
+def _number(value: float | None, scale: float, form: str) -> str:
+    return "–" if value is None else format(value * scale, form)
+
+
+def _reaching(row: MethodRow, seeds: int) -> str:
+    if row.rounds_to_target is None:
+        return f"– ({row.seeds_reaching} of {seeds})" if row.seeds_reaching else "–"
+    some = f" ({row.seeds_reaching} of {seeds})" if row.seeds_reaching < seeds else ""
+    return f"{row.rounds_to_target:g}{some}"
+
+
+def _against(row: MethodRow) -> str:
+    d = row.against_reference
+    if d is None:
+        return "–"
+    return percent(d.interval, sign=True) + ((" ▲" if d.interval.mean > 0 else " ▼") if d.real else "")
+
+
+def _p(row: MethodRow) -> str:
+    if row.against_reference is None:
+        return "–"
+    p = row.against_reference.p_holm
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
