@@ -1,0 +1,121 @@
+"""Merging: the copies that clients sent become one value per circle. And installing: a client moves towards it.
+
+Every rule takes `(values (k, size), circle (k,), weight (k,), circles)`, where `circle` holds row numbers below
+`circles`, and gives a `Merged`. A row that is not finite is left out and told, never merged.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedquilt.sharing.robust import Krum, Median, TrimmedMean
+from fedquilt.sharing.sums import Merged, Sums
+from fedquilt.sharing.unitplan import AnyUnit, MixedUnit
+
+Part = tuple[Tensor, Tensor]  # client numbers (k,) and their copies (k, size)
+
+
+class Rule(Protocol):
+    """A way of merging."""
+
+    def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged: ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The weighted mean of each circle.
+
+    >>> mean(torch.tensor([[1.0], [4.0]]), torch.tensor([0, 0]), torch.tensor([1.0, 3.0]), 1).value
+    tensor([[3.2500]])
+    """
+
+    def finish(self, sums: Sums) -> Merged:
+        return sums.mean()
+
+    def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
+        return self.finish(Sums.of(values, circle, weight, circles))
+
+
+@dataclass(frozen=True)
+class Sum(Mean):
+    """The weighted sum of each circle, not divided: a bigger circle is louder (score sharing to the letter).
+
+    >>> Sum()(torch.tensor([[1.0], [4.0]]), torch.tensor([0, 0]), torch.tensor([1.0, 3.0]), 1).value
+    tensor([[13.]])
+    """
+
+    def finish(self, sums: Sums) -> Merged:
+        return sums.sum()
+
+
+mean, median = Mean(), Median()
+
+MERGES: dict[str, Callable[..., Rule]] = {
+    "mean": Mean,
+    "sum": Sum,
+    "median": Median,
+    "trimmed-mean": TrimmedMean,
+    "krum": Krum,
+}
+
+
+def pick(name: str, **settings: Any) -> Rule:
+    """The merge of that name, with its settings.
+
+    >>> pick("trimmed-mean", share=0.2)
+    TrimmedMean(share=0.2)
+    """
+    if name not in MERGES:
+        near = difflib.get_close_matches(name, MERGES, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"take one of {', '.join(MERGES)}"
+        raise ValueError(f"the merge '{name}' is not known; {hint}")
+    return MERGES[name](**settings)
+
+
+def merge(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merged:
+    """What was sent of one unit, merged by its plan. `parts`: one pair of client numbers and copies per family.
+
+    Whoever is not in a part is not heard. The rows of the result are those of `unit.labels`; clients of a mixed unit
+    have a row each. Means and sums add part by part; the robust rules look at all copies together.
+
+    >>> from fedquilt.sharing.unitplan import UnitPlan
+    >>> unit = UnitPlan(circle=[5, 5, -1, 2], weight=[1, 3, 1, 1])
+    >>> merged = merge(unit, [(torch.tensor([0, 1]), torch.tensor([[1.0], [4.0]]))])
+    >>> merged.value[1], merged.heard                   # circle 2 is row 0: nobody was heard there
+    (tensor([3.2500]), tensor([False,  True]))
+    """
+    if not parts:
+        raise ValueError("nothing to merge; when no copy was sent a circle keeps its value")
+    here = unit.to(parts[0][1].device)
+    parts = [(ids.to(values.device, non_blocking=True), values) for ids, values in parts]
+    if isinstance(here, MixedUnit):
+        if not isinstance(rule, Mean):
+            raise ValueError(f"a mixed unit has no circles, so {rule} cannot merge it; use 'mean', or plan circles")
+        sums = [Sums.mixed(values, here.matrix[:, ids]) for ids, values in parts]
+    elif isinstance(rule, Mean):
+        sums = [Sums.of(values, here.row[ids], here.weight[ids], here.count) for ids, values in parts]
+    else:
+        ids, values = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        return rule(values, here.row[ids], here.weight[ids], here.count)
+    return rule.finish(sum(sums[1:], sums[0]))
+
+
+def install(own: Tensor, received: Tensor, pull: Tensor) -> Tensor:
+    """(k, size) each own copy moved towards what was received: (1 - pull) own + pull received, in one pass.
+
+    With pull 1 exactly what was received and with pull 0 exactly one's own, whatever the other holds, NaN included.
+
+    >>> install(torch.tensor([[0.0], [0.0]]), torch.tensor([[8.0], [8.0]]), torch.tensor([0.25, 1.0]))
+    tensor([[2.],
+            [8.]])
+    """
+    pull = pull[:, None]
+    moved = torch.lerp(own, received, pull)
+    torch.where(pull >= 1, received, moved, out=moved)
+    return torch.where(pull <= 0, own, moved, out=moved)

@@ -1,0 +1,69 @@
+"""Plans of the usual patterns: everyone, nobody, by trait, by label."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+
+import torch
+
+from fedquilt.sharing.circles import circles_by_labels, circles_by_trait
+from fedquilt.sharing.plan import Plan
+from fedquilt.sharing.unitplan import Numbers, UnitPlan
+
+
+def everyone(units: Sequence[str], samples: Numbers, pull: Numbers | float = 1.0) -> Plan:
+    """Every unit in one circle of all clients, weighted by sample counts: FedAvg.
+
+    >>> print(everyone(["conv", "head"], samples=[10, 30]))
+    conv       1 circle of 2
+    head       1 circle of 2
+    """
+    samples = torch.as_tensor(samples)
+    unit = UnitPlan(torch.zeros(len(samples), dtype=torch.int64), samples, pull)
+    return Plan(dict.fromkeys(units, unit))
+
+
+def nobody(units: Sequence[str], clients: int) -> Plan:
+    """Every unit private: local training.
+
+    >>> print(nobody(["head"], clients=3))
+    head       private
+    """
+    return Plan(dict.fromkeys(units, UnitPlan(torch.full((clients,), -1), 0.0, 0.0)))
+
+
+def by_trait(
+    units: Sequence[str], values: Sequence[Hashable], weights: Numbers | float = 1.0, pull: Numbers | float = 1.0
+) -> Plan:
+    """Every unit in one circle per distinct value of a trait; None keeps a client's copy private.
+
+    >>> print(by_trait(["configuration"], ["gen1", "gen2", "gen1", "gen2", "gen1"]))
+    configuration  2 circles of 3, 2
+    """
+    return Plan(dict.fromkeys(units, UnitPlan(circles_by_trait(values), weights, pull)))
+
+
+def by_labels(
+    labels: Sequence[Collection[int]],
+    classes: int,
+    weights: Numbers | float = 1.0,
+    pull: Numbers | float = 1.0,
+    units: Sequence[str] | None = None,
+) -> Plan:
+    """A unit per label, shared by the clients that have it: score sharing. `weights` may be (K,) or (K, classes).
+
+    >>> print(by_labels([{0, 1}, {1, 2}, {1, 2}], classes=3))
+    label-0    private
+    label-1    1 circle of 3
+    label-2    1 circle of 2; 1 private
+    """
+    names = units if units is not None else [f"label-{label}" for label in range(classes)]
+    if len(names) != classes:
+        raise ValueError(f"{len(names)} unit names for {classes} labels; give one name per label")
+    loud = torch.as_tensor(weights, dtype=torch.float32)
+    if loud.ndim == 2 and loud.shape != (len(labels), classes):
+        raise ValueError(f"weights have shape {tuple(loud.shape)}; give (clients, labels) = {(len(labels), classes)}")
+    circle = circles_by_labels(labels, classes)
+    return Plan(
+        {name: UnitPlan(circle[c], loud[:, c] if loud.ndim == 2 else loud, pull) for c, name in enumerate(names)}
+    )

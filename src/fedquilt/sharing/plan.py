@@ -1,0 +1,155 @@
+"""Sharing plans: for each unit, with whom (circle), how loud (weight) and how close (pull), over all clients.
+
+A plan is a value: it never changes, prints itself, compares, and rests as lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedquilt.sharing.unitplan import AnyUnit, MixedUnit, Numbers, UnitPlan
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Plan:
+    """Who shares which unit with whom. `asked[unit][i]`: client i also sends that unit to be looked at, merged or not.
+
+    >>> plan = Plan({"conv": UnitPlan([0, 0, 0], [10, 20, 30]), "head": UnitPlan([-1, -1, -1])})
+    >>> print(plan)
+    conv       1 circle of 3
+    head       private
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    units: Mapping[str, AnyUnit]
+    asked: Mapping[str, Tensor]
+    clients: int
+
+    def __init__(self, units: Mapping[str, AnyUnit], asked: Mapping[str, Numbers] | None = None) -> None:
+        if not units:
+            raise ValueError("a plan needs at least one unit; cut the model into units first")
+        first = next(iter(units))
+        clients = len(units[first])
+        for name, unit in units.items():
+            if len(unit) != clients:
+                raise ValueError(
+                    f"unit '{name}' is planned for {len(unit)} clients but unit '{first}' for {clients}; "
+                    "a plan is over all clients, so give those without the unit the circle -1"
+                )
+            problem = unit.problem()
+            if problem:
+                raise ValueError(f"unit '{name}': {problem}")
+        looks: dict[str, Tensor] = {}
+        for name, given in (asked or {}).items():
+            if name not in units:
+                raise ValueError(f"unit '{name}' is asked for but not in the plan; it has {', '.join(units)}")
+            mask = torch.as_tensor(given).detach().to("cpu", torch.bool, copy=True)
+            if mask.shape != (clients,):
+                raise ValueError(
+                    f"unit '{name}': asked has shape {tuple(mask.shape)} but there are {clients} clients; give one each"
+                )
+            if bool(mask.any()):
+                looks[name] = mask
+        object.__setattr__(self, "units", MappingProxyType(dict(units)))
+        object.__setattr__(self, "asked", MappingProxyType(looks))
+        object.__setattr__(self, "clients", clients)
+
+    def __getitem__(self, unit: str) -> AnyUnit:
+        if unit not in self.units:
+            raise KeyError(f"unit '{unit}' is not in the plan; it has {', '.join(self.units)}")
+        return self.units[unit]
+
+    def sends(self, unit: str) -> Tensor:
+        """(K,) who sends its copy of `unit`: to be merged, or because it is asked to."""
+        sends = self[unit].sends
+        return sends | self.asked[unit] if unit in self.asked else sends
+
+    def receives(self, unit: str) -> Tensor:
+        """(K,) who receives a value of `unit`."""
+        return self[unit].receives
+
+    @property
+    def circle_sizes(self) -> dict[str, Tensor]:
+        """(C,) members of each circle, by unit, in the order of the unit's `labels`; mixed units have no circles."""
+        return {name: unit.members for name, unit in self.units.items() if isinstance(unit, UnitPlan)}
+
+    @cached_property
+    def alike(self) -> tuple[tuple[AnyUnit, tuple[str, ...]], ...]:
+        """Units with the very same plan, together: they can be merged and installed as one block of columns.
+
+        >>> from fedquilt.sharing import everyone
+        >>> [names for _, names in everyone(["conv", "head"], [1, 2]).alike]
+        [('conv', 'head')]
+        """
+        groups: list[tuple[AnyUnit, list[str]]] = []
+        for name, unit in self.units.items():
+            for other, names in groups:
+                if unit == other:
+                    names.append(name)
+                    break
+            else:
+                groups.append((unit, [name]))
+        return tuple((unit, tuple(names)) for unit, names in groups)
+
+    def but(self, units: Mapping[str, AnyUnit] | None = None, asked: Mapping[str, Numbers] | None = None) -> Plan:
+        """A plan with some units changed or added; `asked` replaces what was asked before, None keeps it."""
+        return Plan({**self.units, **(units or {})}, self.asked if asked is None else asked)
+
+    def __or__(self, other: Plan) -> Plan:
+        """Both plans' units side by side, as in `everyone(base, samples) | nobody(head, clients)`."""
+        return Plan({**self.units, **other.units}, {**self.asked, **other.asked})
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, Plan)
+            and list(self.units) == list(other.units)
+            and self.asked.keys() == other.asked.keys()
+            and all(unit == other.units[name] for name, unit in self.units.items())
+            and all(torch.equal(mask, other.asked[name]) for name, mask in self.asked.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # equal by content, and tensors cannot be hashed by content
+
+    def __str__(self) -> str:
+        width = max(9, *(len(name) for name in self.units)) + 2
+        lines = []
+        for name, unit in self.units.items():
+            asked = f"; asked of {int(self.asked[name].sum())}" if name in self.asked else ""
+            lines.append(f"{name:<{width}}{unit.describe()}{asked}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Plan of {len(self.units)} units over {self.clients} clients>\n{self}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Lists and numbers only. `asked` lists the clients' numbers and is there when somebody is asked."""
+        data: dict[str, Any] = {"units": {name: unit.lists for name, unit in self.units.items()}}
+        if self.asked:
+            data["asked"] = {name: mask.nonzero()[:, 0].tolist() for name, mask in self.asked.items()}
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """The plan that `to_json` wrote; other keys beside `units` and `asked` are left alone."""
+        units: dict[str, AnyUnit] = {}
+        for name, lists in data["units"].items():
+            try:
+                units[name] = MixedUnit(**lists) if "matrix" in lists else UnitPlan(**lists)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"unit '{name}': {error}") from error
+        plan = cls(units)
+        asked = {}
+        for name, ids in data.get("asked", {}).items():
+            asked[name] = torch.zeros(plan.clients, dtype=torch.bool)
+            asked[name][ids] = True
+        return plan.but(asked=asked)

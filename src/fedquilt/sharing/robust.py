@@ -1,0 +1,150 @@
+"""Merges that a few faulty or hostile clients cannot steer: median, trimmed mean, (multi-)Krum.
+
+All circles at once, without a loop over circles or clients. A client with a weight counts once, whatever its weight: a
+weight is a claim that a faulty client can make.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedquilt.sharing.sums import Merged, Sums, column_blocks, finite_rows
+
+
+@dataclass(frozen=True)
+class Median:
+    """The coordinate-wise median of each circle; the middle of the two middle values when there are two.
+
+    >>> Median()(torch.tensor([[1.0], [2.0], [900.0]]), torch.tensor([0, 0, 0]), torch.ones(3), 1).value
+    tensor([[2.]])
+    """
+
+    def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
+        seats = _Seats.of(values, circle, weight, circles)
+        low = seats.start + (seats.count - 1).clamp(min=0) // 2
+        high = seats.start + seats.count // 2
+        # A circle nobody is heard in points at another one's row, or past the end; its value is not used.
+        middle = torch.stack([low, high]).clamp(max=max(len(values) - 1, 0))
+        found = [(s[middle[0]] + s[middle[1]]) / 2 for s in seats.ordered(values)]
+        return Merged(torch.cat(found, 1), seats.count > 0, seats.refused)
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """The mean of each circle without the `share` lowest and the `share` highest values of each coordinate.
+
+    Of n clients heard, floor(share * n) go at either end.
+
+    >>> TrimmedMean(0.25)(torch.tensor([[1.0], [2.0], [4.0], [900.0]]), torch.zeros(4).long(), torch.ones(4), 1).value
+    tensor([[3.]])
+    """
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.share == 0:
+            raise ValueError("a trimmed mean with share=0 is the mean: use the merge 'mean'")
+        if not 0 < self.share < 0.5:
+            raise ValueError(f"a trimmed mean with share={self.share} leaves nothing; give a share between 0 and 0.5")
+
+    def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
+        seats = _Seats.of(values, circle, weight, circles)
+        cut = (self.share * seats.count + 1e-9).floor().long()  # 1e-9: 0.29 * 100 is 28.999...
+        place = torch.arange(len(values), device=values.device) - seats.start[seats.row]
+        kept = seats.seated & (place >= cut[seats.row]) & (place < (seats.count - cut)[seats.row])
+        found = [Sums.of(s, seats.row, kept.float(), circles).mean().value for s in seats.ordered(values)]
+        return Merged(torch.cat(found, 1), seats.count > 0, seats.refused)
+
+
+@dataclass(frozen=True)
+class Krum:
+    """Multi-Krum (Blanchard et al. 2017): the mean of the `keep` copies of each circle that lie closest to their peers.
+
+    A copy's score is the sum of its squared distances to its n - byzantine - 2 nearest peers in the circle. `keep=None`
+    keeps n - byzantine; `keep=1` is Krum. Krum promises nothing for n < 2 byzantine + 3; such a small circle takes its
+    median.
+
+    >>> copies = torch.tensor([[1.0], [1.1], [1.2], [0.9], [900.0]])
+    >>> Krum(byzantine=1, keep=1)(copies, torch.zeros(5).long(), torch.ones(5), 1).value
+    tensor([[1.]])
+    """
+
+    byzantine: int = 1
+    keep: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.byzantine < 1:
+            raise ValueError(f"Krum with byzantine={self.byzantine} has nobody to guard against: use the merge 'mean'")
+        if self.keep is not None and self.keep < 1:
+            raise ValueError(f"Krum with keep={self.keep} keeps no copy; give 1 or more")
+
+    def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
+        finite = finite_rows(values)
+        counted = finite & (weight > 0)
+        count = _count(circle, counted, circles)  # (C,)
+        peers = (circle == circle[:, None]) & counted & counted[:, None]
+        peers &= ~torch.eye(len(values), dtype=torch.bool, device=values.device)
+        distance = torch.where(peers, _squared_distances(values, finite), math.inf)  # (k, k)
+        near = (count - self.byzantine - 2).clamp(min=1)[circle]  # (k,) how many peers score
+        place = torch.arange(len(values), device=values.device)
+        nearest = distance.sort(1).values
+        score = torch.where(place < near[:, None], nearest, 0.0).sum(1)  # (k,)
+        beats = (score < score[:, None]) | ((score == score[:, None]) & (place < place[:, None]))
+        rank = (beats & peers).sum(1)  # (k,) how many of the circle come before
+        most = count - self.byzantine if self.keep is None else torch.full_like(count, self.keep)
+        kept = counted & (rank < most.clamp(min=1)[circle])
+        chosen = Sums.of(values, circle, kept.float(), circles).mean()
+        small = count < 2 * self.byzantine + 3
+        middle = Median()(values, circle, weight, circles)
+        value = torch.where(small[:, None], middle.value, chosen.value)
+        return Merged(value, count > 0, ~finite)
+
+
+def _count(circle: Tensor, counted: Tensor, circles: int) -> Tensor:
+    """(C,) how many rows count in each circle; whole numbers, so that the order of adding cannot matter."""
+    return torch.zeros(circles, dtype=torch.int64, device=circle.device).index_add_(0, circle, counted.long())
+
+
+def _squared_distances(values: Tensor, finite: Tensor) -> Tensor:
+    """(k, k) squared distances, from a Gram matrix in double precision."""
+    k = len(values)
+    gram = torch.zeros(k, k, dtype=torch.float64, device=values.device)
+    for columns in column_blocks(values):
+        clean = torch.where(finite[:, None], values[:, columns], 0.0).double()
+        clean -= clean.mean(0)  # what all have in common would only cost digits
+        gram += clean @ clean.T
+    square = gram.diagonal()
+    return (square + square[:, None] - 2 * gram).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class _Seats:
+    """Rows regrouped by circle, and in each column by value: circle c sits at start[c] .. start[c] + count[c] - 1."""
+
+    circle: Tensor  # (k,) as given, with `circles` for rows that do not count: they sit at the end
+    start: Tensor  # (C,)
+    count: Tensor  # (C,)
+    row: Tensor  # (k,) the circle sitting at each place; any, where nobody is seated
+    seated: Tensor  # (k,) bool
+    refused: Tensor  # (k,) bool
+
+    @classmethod
+    def of(cls, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> _Seats:
+        finite = finite_rows(values)
+        counted = finite & (weight > 0)
+        circle = torch.where(counted, circle, circles)
+        count = _count(circle, counted, circles + 1)[:circles]
+        row = circle.sort().values
+        return cls(circle, count.cumsum(0) - count, count, row.clamp(max=circles - 1), row < circles, ~finite)
+
+    def ordered(self, values: Tensor) -> Iterator[Tensor]:
+        """Blocks of columns, each (k, block), sorted by circle and then by value."""
+        for columns in column_blocks(values):
+            by_value, order = values[:, columns].sort(0)
+            by_circle = self.circle[order].sort(dim=0, stable=True).indices
+            yield by_value.gather(0, by_circle)

@@ -1,0 +1,103 @@
+"""Weighted sums per circle: the addable statistics that a mean is made of.
+
+Sums are kept in double precision: the mean of equal copies is that copy, and the order of the clients does not show.
+Nothing here waits for the device: no value is read back, so a round on a GPU runs through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Doubles of one block of columns: small enough to stay in a CPU's cache, few launches and at most 512 MiB on a GPU.
+_BLOCK = {"cpu": 2**19, "cuda": 2**26}
+# Up to here a dense product beats adding rows one by one on a CPU. A GPU always takes the product: its index_add sums
+# in whatever order threads arrive, and the same seed must give the same bits.
+_FEW_CIRCLES = 16
+
+
+class Merged(NamedTuple):
+    """One value per circle; whether anybody was heard there; which of the given rows were not finite and left out."""
+
+    value: Tensor  # (C, size)
+    heard: Tensor  # (C,) bool
+    refused: Tensor  # (k,) bool
+
+    def onto(self, previous: Tensor) -> Tensor:
+        """(C, size) the new values, and the previous one where a circle was not heard."""
+        return torch.where(self.heard[:, None], self.value, previous)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Weighted sums per circle and the weights in them. They add, so families can contribute to one circle in turn.
+
+    >>> circle = torch.tensor([0])
+    >>> one = Sums.of(torch.tensor([[1.0]]), circle, torch.tensor([1.0]), 1)
+    >>> four = Sums.of(torch.tensor([[4.0]]), circle, torch.tensor([3.0]), 1)
+    >>> (one + four).mean().value
+    tensor([[3.2500]])
+    """
+
+    total: Tensor  # (C, size) float64
+    weight: Tensor  # (C,) float64
+    refused: Tensor  # (k,) bool, of all parts in turn
+
+    @classmethod
+    def of(cls, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Sums:
+        """The sums of one part; a dense product over few circles, else one index_add."""
+        finite = finite_rows(values)
+        weight = weight.double() * finite
+        if values.is_cuda or circles <= _FEW_CIRCLES:
+            rows = torch.arange(circles, device=values.device)
+            return cls._product(values, finite, torch.where(circle == rows[:, None], weight, 0.0))
+        total = values.new_zeros(circles, values.shape[1], dtype=torch.float64)
+        for columns in column_blocks(values):
+            loud = torch.where(finite[:, None], values[:, columns], 0.0) * weight[:, None]  # (k, block) double
+            total[:, columns].index_add_(0, circle, loud)
+        return cls(total, weight.new_zeros(circles).index_add_(0, circle, weight), ~finite)
+
+    @classmethod
+    def mixed(cls, values: Tensor, shares: Tensor) -> Sums:
+        """The sums of the dense form: `shares` (R, k) says how much of each copy goes into each of R values."""
+        finite = finite_rows(values)
+        return cls._product(values, finite, shares.double() * finite)
+
+    @classmethod
+    def _product(cls, values: Tensor, finite: Tensor, shares: Tensor) -> Sums:
+        # 0 * NaN is NaN, so rows left out must be zeroed as well as weighted 0.
+        blocks = [shares @ torch.where(finite[:, None], values[:, c], 0.0).double() for c in column_blocks(values)]
+        return cls(blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1), shares.sum(1), ~finite)
+
+    def __add__(self, other: Sums) -> Sums:
+        refused = torch.cat([self.refused, other.refused])
+        return Sums(self.total + other.total, self.weight + other.weight, refused)
+
+    def mean(self) -> Merged:
+        """The weighted means. The only place where anything is divided by a sum of weights."""
+        heard = self.weight > 0
+        value = self.total / torch.where(heard, self.weight, 1.0)[:, None]
+        return Merged(value.float(), heard, self.refused)
+
+    def sum(self) -> Merged:
+        """The weighted sums as they are."""
+        return Merged(self.total.float(), self.weight > 0, self.refused)
+
+
+def finite_rows(values: Tensor) -> Tensor:
+    """(k,) whether each row is finite; one reduction, no copy of the values."""
+    if values.shape[1] == 0:
+        return torch.ones(len(values), dtype=torch.bool, device=values.device)
+    largest: Tensor = torch.linalg.vector_norm(values, ord=math.inf, dim=1)
+    return largest < math.inf  # False for NaN as well
+
+
+def column_blocks(values: Tensor) -> Iterator[slice]:
+    """Column blocks that keep temporaries small; a single one for units of common size on a GPU."""
+    width = max(1, _BLOCK["cuda" if values.is_cuda else "cpu"] // max(1, len(values)))
+    return (slice(at, at + width) for at in range(0, max(1, values.shape[1]), width))
