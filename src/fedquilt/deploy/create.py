@@ -1,0 +1,180 @@
+"""Making a federation's folder: certificates, keys, configuration, and for a named scenario each client's data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedquilt.deploy import keys
+from fedquilt.deploy.project import Address, Node, Project, Rounds, Terms, Transfer, check_names
+
+if TYPE_CHECKING:
+    from fedquilt.client import Client, Split
+    from fedquilt.scenario import Scenario
+
+
+def create(
+    folder: Path,
+    names: Sequence[str],
+    model: str,
+    classes: int,
+    server: Address | None = None,
+    rounds: Rounds | None = None,
+    transfer: Transfer | None = None,
+) -> Project:
+    """A federation of the user's own clients; `model` is `file.py:function` or `package.module:function`.
+
+    A model file is copied into every client's folder. What differs between clients (traits, labels, the model) is
+    edited in their `client.toml`.
+    """
+    terms = Terms(classes=classes)
+    project = _skeleton(folder, names, Project(folder, server or Address(), rounds or Rounds(), transfer or Transfer(),
+                                               terms, tuple(names)))  # fmt: skip
+    for name in names:
+        _client_folder(project, name, {}, None, {"builder": _carry(model, project.client_folder(name))}, {})
+    return project
+
+
+def create_from_scenario(
+    folder: Path,
+    scenario: Scenario,
+    server: Address | None = None,
+    rounds: Rounds | None = None,
+    transfer: Transfer | None = None,
+) -> Project:
+    """A federation of a scenario's clients, each with its own part of the data and nobody else's."""
+    terms = Terms(
+        scenario=scenario.name,
+        classes=scenario.classes,
+        label_names=scenario.label_names,
+        training=asdict(scenario.training),
+        common="common.npz" if scenario.common is not None else "",
+        public_test="public_test.npz" if scenario.public_test is not None else "",
+    )
+    names = [client.name for client in scenario.clients]
+    project = _skeleton(folder, names, Project(folder, server or Address(), rounds or Rounds(), transfer or Transfer(),
+                                               terms, tuple(names)))  # fmt: skip
+    for file, split in ((terms.common, scenario.common), (terms.public_test, scenario.public_test)):
+        if split is not None:
+            np.savez(folder / file, x=split.x.numpy(), y=split.y.numpy())
+    for client in scenario.clients:
+        changes: dict[str, dict[str, Any]] = {}
+        for start, change in client.changes.items():
+            changes[str(start)] = {"labels": list(change.labels)} if change.labels is not None else {}
+            if change.model is not None:
+                changes[str(start)]["model"] = model_reference(change.model, client.name)
+        reference = model_reference(client.model, client.name)
+        _client_folder(project, client.name, client.traits, client.labels, reference, changes)
+        _write_data(project.client_folder(client.name) / "data.npz", client)
+    return project
+
+
+def model_reference(builder: Any, client: str) -> dict[str, Any]:
+    """How a device finds a model builder: the name of an importable function, and its plain arguments.
+
+    >>> from torch import nn
+    >>> model_reference(partial(nn.Linear, 4, out_features=2), "a")
+    {'builder': 'torch.nn.modules.linear:Linear', 'arguments': [4], 'keywords': {'out_features': 2}}
+    >>> model_reference(lambda: nn.Linear(4, 2), "a")
+    Traceback (most recent call last):
+    ...
+    ValueError: client 'a': a device cannot import its model builder; make it a function of a module, or a
+    functools.partial of one with plain arguments
+    """
+    function, arguments, keywords = builder, (), {}
+    if isinstance(builder, partial):
+        function, arguments, keywords = builder.func, builder.args, builder.keywords
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    try:
+        json.dumps([arguments, keywords], allow_nan=False)
+        importable = module != "__main__" and getattr(import_module(module), name, None) is function
+    except (ImportError, TypeError, ValueError):
+        importable = False
+    if not importable:
+        raise ValueError(
+            f"client '{client}': a device cannot import its model builder; make it a function of a module, or a\n"
+            "functools.partial of one with plain arguments"
+        )
+    reference: dict[str, Any] = {"builder": f"{module}:{name}"}
+    reference |= {"arguments": list(arguments)} if arguments else {}
+    return reference | ({"keywords": dict(keywords)} if keywords else {})
+
+
+def _skeleton(folder: Path, names: Sequence[str], project: Project) -> Project:
+    check_names(names)
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} exists and is not empty; a federation is made in a new folder")
+    project = replace(project, folder=folder.resolve())
+    for part in ("authority", "server", "server/keys", "clients", "runs"):
+        (project.folder / part).mkdir(parents=True)
+    for secret in ("authority", "server", "clients"):
+        (project.folder / secret).chmod(0o700)
+    if project.server.tls:
+        keys.make_authority(project.folder / "authority")
+        hosts = dict.fromkeys([*project.server.hosts, "localhost", "127.0.0.1"])
+        keys.make_server_certificate(project.folder / "authority", project.server_folder, list(hosts))
+        shutil.copy(project.folder / "authority" / "ca.crt", project.server_folder)
+    project.write()
+    return project
+
+
+def _client_folder(
+    project: Project,
+    name: str,
+    traits: Mapping[str, str],
+    labels: Sequence[int] | None,
+    model: Mapping[str, Any],
+    changes: Mapping[str, Mapping[str, Any]],
+) -> None:
+    folder = project.client_folder(name)
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o700)
+    server = project.server
+    if server.tls:
+        shutil.copy(project.folder / "authority" / "ca.crt", folder)
+    if server.authentication:
+        keys.make_node_key(folder)
+        shutil.copy(folder / "node.pub", project.public_key(name))
+    own = None if labels is None else tuple(labels)
+    Node(
+        folder, name, server.hosts[0], server.port, server.tls, server.authentication, traits, own, model, changes
+    ).write()
+
+
+def _carry(model: str, folder: Path) -> str:
+    """The reference as the client's folder will know it; a model file is copied there."""
+    source, _, function = model.rpartition(":")
+    if not source or not function.isidentifier():
+        raise ValueError(f"'{model}' names no model; write file.py:function or package.module:function")
+    if not source.endswith(".py"):
+        return model
+    if not Path(source).is_file():
+        raise FileNotFoundError(f"the model file {source} does not exist")
+    folder.mkdir(exist_ok=True)
+    shutil.copy(source, folder)
+    return f"{Path(source).name}:{function}"
+
+
+def _write_data(path: Path, client: Client) -> None:
+    arrays: dict[str, Any] = {}
+
+    def add(name: str, split: Split) -> None:
+        if len(split):
+            arrays[f"x_{name}"], arrays[f"y_{name}"] = split.x.numpy(), split.y.numpy()
+
+    for name in ("train", "validation", "test"):
+        add(name, getattr(client, name))
+    for start, change in client.changes.items():
+        if change.train is not None:
+            add(f"train_{start}", client.at(start).train)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+    path.chmod(0o600)

@@ -1,0 +1,105 @@
+"""The gate in front of the server: nginx passes the few paths that a client's node needs, and nothing else.
+
+Flower's SuperLink answers clients and its operator on one port, and asks the operator for no password: whoever reaches
+that port can register a node or start a run. So SuperLink listens on the loopback address only, and what the network
+sees is nginx, which knows ten exact paths. Registering a node is not among them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+FLEET_PATHS = (
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "push-object",
+    "pull-object",
+    "confirm-message-received",
+)
+SELF_REGISTRATION = ("register-node", "unregister-node")  # only where node authentication was switched off
+
+_CONFIGURATION = """\
+daemon off;
+pid "{folder}/nginx.pid";
+error_log "{folder}/error.log" warn;
+worker_processes 1;
+events {{ worker_connections 4096; }}
+http {{
+  # One line a request: what it was, its size each way as it was on the wire (inside TLS), and whose it was.
+  log_format fleet '$status $uri $request_length $bytes_sent $http_flwr_public_key';
+  access_log "{folder}/access.log" fleet;
+  server_tokens off;
+  client_body_temp_path "{folder}/body";
+  proxy_temp_path "{folder}/proxy";
+  fastcgi_temp_path "{folder}/fastcgi";
+  uwsgi_temp_path "{folder}/uwsgi";
+  scgi_temp_path "{folder}/scgi";
+  upstream superlink {{ server 127.0.0.1:{inner_port}; keepalive 32; }}
+  server {{
+    listen {address}:{port}{ssl};
+{tls}
+    client_max_body_size 64m;      # arrays travel in pieces of 5 MiB
+    proxy_request_buffering off;   # updates are streamed through, never laid down on this disk
+    proxy_buffering off;
+    proxy_http_version 1.1;
+    proxy_set_header Connection "";
+    proxy_read_timeout 120s;
+{locations}
+    location / {{ return 404; }}
+  }}
+}}
+"""
+
+_TLS = """\
+    ssl_certificate "{server}/server.crt";
+    ssl_certificate_key "{server}/server.key";
+    ssl_protocols TLSv1.2 TLSv1.3;
+    proxy_ssl_trusted_certificate "{server}/ca.crt";
+    proxy_ssl_verify on;
+    proxy_ssl_name localhost;"""
+
+# The path is written out on both sides, so no spelling of a request can become another path behind the gate.
+_LOCATION = """\
+    location = /v1/fleet/{path} {{
+      limit_except POST {{ deny all; }}
+      proxy_pass {scheme}://superlink/v1/fleet/{path};
+    }}"""
+
+
+def find_nginx() -> str:
+    """Where nginx is, or a sentence about how to get it."""
+    found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/bin")
+    if found is None:
+        raise FileNotFoundError(
+            "nginx is not installed, and without it the port that clients reach would let strangers register nodes "
+            "and start runs; install it (for example `apt install nginx-light` or `brew install nginx`) and try again"
+        )
+    return found
+
+
+def configuration(
+    folder: Path, server: Path, address: str, port: int, inner_port: int, tls: bool, authentication: bool
+) -> str:
+    """The text of nginx's configuration.
+
+    >>> text = configuration(Path("n"), Path("s"), "0.0.0.0", 8443, 9001, tls=True, authentication=True)
+    >>> "listen 0.0.0.0:8443 ssl;" in text, "/v1/fleet/pull-messages" in text, "register" in text, "control" in text
+    (True, True, False, False)
+    """
+    paths = FLEET_PATHS if authentication else FLEET_PATHS + SELF_REGISTRATION
+    scheme = "https" if tls else "http"
+    return _CONFIGURATION.format(
+        folder=folder,
+        address=address,
+        port=port,
+        inner_port=inner_port,
+        ssl=" ssl" if tls else "",
+        tls=_TLS.format(server=server) if tls else "",
+        locations="\n".join(_LOCATION.format(path=path, scheme=scheme) for path in paths),
+    )

@@ -1,0 +1,84 @@
+"""A device's client: its folder and its data file, as the `Client` that every method works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from torch import nn
+
+from fedquilt.client import Change, Client
+from fedquilt.deploy.project import Node
+
+
+def load_client(node: Node, data: Path) -> Client:
+    """The client of a folder with the data of an npz file: x_train, y_train, and the same of validation and test."""
+    if not data.is_file():
+        raise FileNotFoundError(f"client '{node.name}': the data file {data} does not exist")
+    with np.load(data, allow_pickle=False) as arrays:
+        parts = {key: arrays[key] for key in arrays.files}
+
+    def split(name: str) -> tuple[Any, Any] | None:
+        if f"x_{name}" not in parts:
+            return None
+        if f"y_{name}" not in parts:
+            raise KeyError(f"client '{node.name}': {data} holds x_{name} but no y_{name}")
+        return parts[f"x_{name}"], parts[f"y_{name}"]
+
+    train = split("train")
+    if train is None:
+        raise KeyError(f"client '{node.name}': {data} holds no x_train; it has {', '.join(sorted(parts)) or 'nothing'}")
+    starts = {int(start) for start in node.changes} | {
+        int(key.removeprefix("x_train_")) for key in parts if key.startswith("x_train_")
+    }
+    changes = {start: _change(node, start, split(f"train_{start}")) for start in starts}
+    return Client(
+        node.name,
+        builder(node, node.model),
+        train=train,
+        validation=split("validation"),
+        test=split("test"),
+        traits=node.traits,
+        labels=node.labels,
+        changes=changes,
+    )
+
+
+def _change(node: Node, start: int, train: tuple[Any, Any] | None) -> Change:
+    told = node.changes.get(str(start), {})
+    labels = told.get("labels")
+    return Change(
+        model=builder(node, told["model"]) if "model" in told else None,
+        labels=None if labels is None else tuple(labels),
+        train=train,
+    )
+
+
+def builder(node: Node, reference: Mapping[str, Any]) -> Callable[[], nn.Module]:
+    """The model builder that a reference in `client.toml` names; lists of arguments arrive as tuples."""
+    source, _, name = str(reference["builder"]).rpartition(":")
+    module = _from_file(node.folder / source) if source.endswith(".py") else import_module(source)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ValueError(f"client '{node.name}': {source} has no function '{name}' to build the model with")
+    arguments = [_plain(value) for value in reference.get("arguments", ())]
+    keywords = {key: _plain(value) for key, value in reference.get("keywords", {}).items()}
+    return cast(Callable[[], nn.Module], partial(found, *arguments, **keywords) if arguments or keywords else found)
+
+
+def _from_file(path: Path) -> Any:
+    spec = spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"the model file {path} does not exist; copy it beside client.toml")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _plain(value: Any) -> Any:
+    return tuple(_plain(part) for part in value) if isinstance(value, list) else value

@@ -1,0 +1,254 @@
+"""A federation on disk: `federation.toml` and keys for the operator, one folder for each client.
+
+* DIR/federation.toml : what the operator decides: address, rounds, transfer, scenario
+* DIR/authority/ : the private authority's key: keep it, and keep it here
+* DIR/server/ : certificate, database, logs, nginx's files
+* DIR/common.npz : what the server holds, if anything
+* DIR/clients/NAME/ : all that client NAME needs: copy it to the device, then delete it here
+* DIR/runs/ : results, as ordinary run directories
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+FEDERATION, CLIENT = "federation.toml", "client.toml"
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """When a round is over: all have answered, or `timeout` seconds have passed and at least the share `quorum` of the
+    asked clients has answered; with fewer the round is repeated, at most `attempts` times in a row."""
+
+    timeout: float = 300.0
+    quorum: float = 0.5
+    attempts: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0 or not 0 < self.quorum <= 1 or self.attempts < 1:
+            raise ValueError("[rounds]: timeout and attempts must be above 0 and quorum a share in (0, 1]")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How values travel. `largest_change` bounds an update: one whose norm is that many times the norm of what the
+    client was sent (or of 1, where that is smaller) is refused."""
+
+    dtype: Literal["float32", "float16"] = "float32"
+    largest_change: float = 1000.0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "float16"):
+            raise ValueError(f"[transfer]: dtype '{self.dtype}' is not known; take float32 or float16")
+        if not self.largest_change > 1:
+            raise ValueError("[transfer]: largest_change must be above 1")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server is. `listen` is the interface nginx listens on, `hosts` the names in the certificate, the first
+    of which clients are told. `tls` and `authentication` are off only by an explicit flag."""
+
+    listen: str = "127.0.0.1"
+    port: int = 8443
+    hosts: tuple[str, ...] = ("localhost",)
+    tls: bool = True
+    authentication: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hosts", tuple(self.hosts))
+        if not self.hosts or not 0 < self.port < 65536:
+            raise ValueError("[server]: give at least one host and a port between 1 and 65535")
+        if self.authentication and not self.tls:
+            raise ValueError("[server]: Flower authenticates nodes over TLS only; switch both off or neither")
+
+    @property
+    def reachable(self) -> str:
+        """An address of this machine that reaches what listens."""
+        return "127.0.0.1" if self.listen in ("0.0.0.0", "") else self.listen
+
+    @property
+    def warning(self) -> str | None:
+        """What somebody who switched protection off must read, or None."""
+        if not self.tls:
+            return "TLS and node authentication are OFF: everybody on the network can read the updates and join."
+        if not self.authentication:
+            return "Node authentication is OFF: everybody who holds the CA certificate can join under any name."
+        return None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a federation is about, as far as its server may know: never a client's data."""
+
+    scenario: str = "own"
+    classes: int = 2
+    label_names: tuple[str, ...] = ()
+    training: Mapping[str, Any] = field(default_factory=dict)
+    common: str = ""
+    public_test: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label_names", tuple(self.label_names))
+
+
+@dataclass(frozen=True)
+class Project:
+    """A federation's folder as its operator sees it."""
+
+    folder: Path
+    server: Address
+    rounds: Rounds
+    transfer: Transfer
+    terms: Terms
+    clients: tuple[str, ...]
+
+    @staticmethod
+    def read(folder: Path) -> Project:
+        """Reads `federation.toml`; a mistake in it is a sentence that names the table."""
+        path = folder / FEDERATION
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no {FEDERATION}; make a project with `fedquilt deploy init {folder}`"
+            )
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+        known = {"server": Address, "rounds": Rounds, "transfer": Transfer, "scenario": Terms}
+        tables: dict[str, Any] = {}
+        for name, kind in known.items():
+            try:
+                tables[name] = kind(**content.pop(name, {}))
+            except TypeError as error:
+                raise ValueError(f"{path}, table [{name}]: {error}".replace("__init__() ", "")) from None
+        clients = tuple(content.pop("clients", ()))
+        if content:
+            raise ValueError(f"{path}: '{next(iter(content))}' is not known; known are {', '.join(known)} and clients")
+        return Project(
+            folder.resolve(), tables["server"], tables["rounds"], tables["transfer"], tables["scenario"], clients
+        )
+
+    def write(self) -> None:
+        """Writes `federation.toml`."""
+        tables = {"server": self.server, "rounds": self.rounds, "transfer": self.transfer, "scenario": self.terms}
+        content = {"clients": list(self.clients)} | {name: asdict(table) for name, table in tables.items()}
+        write_toml(self.folder / FEDERATION, content)
+
+    @property
+    def server_folder(self) -> Path:
+        return self.folder / "server"
+
+    @property
+    def flower_home(self) -> Path:
+        return self.server_folder / "flower"
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def client_folder(self, name: str) -> Path:
+        return self.folder / "clients" / name
+
+    def public_key(self, name: str) -> Path:
+        """A client's public key; the operator keeps it even after the client's folder has moved to its device."""
+        return self.server_folder / "keys" / f"{name}.pub"
+
+    def nodes(self) -> dict[int, str]:
+        """Flower's number of each registered client -> its name."""
+        path = self.server_folder / "nodes.json"
+        if not path.is_file():
+            return {}
+        return {int(number): name for number, name in json.loads(path.read_text()).items()}
+
+    def write_nodes(self, nodes: Mapping[int, str]) -> None:
+        """Keeps the numbers that clients were registered under."""
+        write_atomically(self.server_folder / "nodes.json", json.dumps({str(k): v for k, v in nodes.items()}).encode())
+
+
+@dataclass(frozen=True)
+class Node:
+    """A client's folder as its device sees it."""
+
+    folder: Path
+    name: str
+    host: str
+    port: int
+    tls: bool
+    authentication: bool
+    traits: Mapping[str, str]
+    labels: tuple[int, ...] | None
+    model: Mapping[str, Any]
+    changes: Mapping[str, Mapping[str, Any]]
+
+    @staticmethod
+    def read(folder: Path) -> Node:
+        """Reads `client.toml`."""
+        path = folder / CLIENT
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no {CLIENT}; give the folder of one client, DIR/clients/NAME of a project"
+            )
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+        missing = [key for key in ("name", "host", "port", "model") if key not in content]
+        if missing:
+            raise ValueError(f"{path}: '{missing[0]}' is missing")
+        labels = content.get("labels")
+        return Node(
+            folder=folder.resolve(),
+            name=content["name"],
+            host=content["host"],
+            port=content["port"],
+            tls=content.get("tls", True),
+            authentication=content.get("authentication", True),
+            traits=content.get("traits", {}),
+            labels=None if labels is None else tuple(labels),
+            model=content["model"],
+            changes=content.get("changes", {}),
+        )
+
+    def write(self) -> None:
+        """Writes `client.toml`."""
+        content = {key: value for key, value in asdict(self).items() if key != "folder" and value is not None}
+        write_toml(self.folder / CLIENT, content)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Client names become folder names, so they are plain.
+
+    >>> check_names(["phone-1", "../x"])
+    Traceback (most recent call last):
+    ...
+    ValueError: the client name '../x' cannot be a folder; use letters, digits, '.', '_' and '-', at most 64
+    """
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"the client name '{name}' cannot be a folder; use letters, digits, '.', '_' and '-', at most 64"
+            )
+    if len(set(names)) < len(names):
+        raise ValueError("two clients have the same name; names must be unique")
+
+
+def write_toml(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a TOML file, lists for tuples."""
+    import tomli_w
+
+    write_atomically(path, tomli_w.dumps(json.loads(json.dumps(content))).encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file so that a crash leaves the old content or the new, never half of it."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
