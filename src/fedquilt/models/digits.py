@@ -31,3 +31,4 @@ class DigitsNet(Modular):
         if pixels not in (4, 8):
             raise ValueError(f"DigitsNet sees 8 x 8 or 4 x 4 pixels, not {pixels} x {pixels}")
         super().__init__(_fine if pixels == 8 else _coarse, partial(dense, 32, 32, classes))
+        self.input_shape = (1, pixels, pixels)

@@ -80,5 +80,5 @@ def digits(seed: int = 0, clients: int = 24, noise: float = 0.1, renamed: int = 
                 labels=COHORTS[trait["cohort"]],
             )
         )
-    training = Training(rounds=30, epochs=2, batch=8, optimiser="sgd", lr=0.1, momentum=0.9)
+    training = Training(rounds=20, epochs=4, batch=8, optimiser="sgd", lr=0.2)
     return Scenario("digits", made, training, label_names=[str(d) for d in range(10)])
