@@ -22,7 +22,7 @@ from fedquilt.scenario import Scenario
 def two_clients() -> Scenario:
     rng = np.random.default_rng(0)
 
-    def data(n: int, width: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    def data(n: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         return rng.normal(size=(n, width)).astype(np.float32), np.arange(n) % 3
 
     return Scenario(

@@ -46,7 +46,7 @@ class Operator(AbstractContextManager["Operator"]):
         self._client = ControlHttpClient.from_server_address(
             f"127.0.0.1:{port}",
             insecure=not project.server.tls,
-            root_certificates=str(project.server_folder / "ca.crt") if project.server.tls else None,
+            root_certificates=(project.server_folder / "ca.crt").read_bytes() if project.server.tls else None,
             interceptors=[RuntimeVersionHttpInterceptor(component_name="fedquilt")],
         )
 

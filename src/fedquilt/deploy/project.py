@@ -137,8 +137,13 @@ class Project:
 
     def write(self) -> None:
         """Writes `federation.toml`."""
-        tables = {"server": self.server, "rounds": self.rounds, "transfer": self.transfer, "scenario": self.terms}
-        content = {"clients": list(self.clients)} | {name: asdict(table) for name, table in tables.items()}
+        content = {
+            "clients": list(self.clients),
+            "server": asdict(self.server),
+            "rounds": asdict(self.rounds),
+            "transfer": asdict(self.transfer),
+            "scenario": asdict(self.terms),
+        }
         write_toml(self.folder / FEDERATION, content)
 
     @property
