@@ -1,11 +1,20 @@
 """Sharing: plans, the circles they are made of, merging, and what moves. Knows tensors, no models."""
 
-from fedquilt.sharing.circles import circles_by_labels, circles_by_trait
-from fedquilt.sharing.merge import MERGES, Mean, Rule, Sum, install, mean, median, merge, pick
+from fedquilt.sharing.circles import (
+    adjusted_rand,
+    affinity,
+    circles_by_labels,
+    circles_by_trait,
+    group_by_affinity,
+    refine,
+)
+from fedquilt.sharing.clusters import cluster_updates
+from fedquilt.sharing.merge import MERGES, Mean, Rule, Sum, inherit, install, mean, median, merge_unit, pick
 from fedquilt.sharing.patterns import by_labels, by_trait, everyone, nobody
 from fedquilt.sharing.plan import Plan
 from fedquilt.sharing.robust import Krum, Median, TrimmedMean
 from fedquilt.sharing.sums import Merged, Sums
+from fedquilt.sharing.traffic import Traffic, traffic
 from fedquilt.sharing.unitplan import AnyUnit, MixedUnit, UnitPlan
 
 __all__ = [
@@ -20,17 +29,25 @@ __all__ = [
     "Rule",
     "Sum",
     "Sums",
+    "Traffic",
     "TrimmedMean",
     "UnitPlan",
+    "adjusted_rand",
+    "affinity",
     "by_labels",
     "by_trait",
     "circles_by_labels",
     "circles_by_trait",
+    "cluster_updates",
     "everyone",
+    "group_by_affinity",
+    "inherit",
     "install",
     "mean",
     "median",
-    "merge",
+    "merge_unit",
     "nobody",
     "pick",
+    "refine",
+    "traffic",
 ]

@@ -78,7 +78,7 @@ def pick(name: str, **settings: Any) -> Rule:
     return MERGES[name](**settings)
 
 
-def merge(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merged:
+def merge_unit(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merged:
     """What was sent of one unit, merged by its plan. `parts`: one pair of client numbers and copies per family.
 
     Whoever is not in a part is not heard. The rows of the result are those of `unit.labels`; clients of a mixed unit
@@ -86,7 +86,7 @@ def merge(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merged:
 
     >>> from fedquilt.sharing.unitplan import UnitPlan
     >>> unit = UnitPlan(circle=[5, 5, -1, 2], weight=[1, 3, 1, 1])
-    >>> merged = merge(unit, [(torch.tensor([0, 1]), torch.tensor([[1.0], [4.0]]))])
+    >>> merged = merge_unit(unit, [(torch.tensor([0, 1]), torch.tensor([[1.0], [4.0]]))])
     >>> merged.value[1], merged.heard                   # circle 2 is row 0: nobody was heard there
     (tensor([3.2500]), tensor([False,  True]))
     """
@@ -119,3 +119,27 @@ def install(own: Tensor, received: Tensor, pull: Tensor) -> Tensor:
     moved = torch.lerp(own, received, pull)
     torch.where(pull >= 1, received, moved, out=moved)
     return torch.where(pull <= 0, own, moved, out=moved)
+
+
+def inherit(unit: AnyUnit, older: AnyUnit) -> Tensor:
+    """(C,) for each circle of a new plan, the row of the older plan's values that it starts from, or -1 for none.
+
+    A circle with the same id keeps its value. A new one (a group that split) starts from the circle most of its members
+    were in. Only read when nobody is heard in the circle.
+
+    >>> from fedquilt.sharing.unitplan import UnitPlan
+    >>> inherit(UnitPlan([0, 0, 3, 3, 4]), UnitPlan([0, 0, 0, 0, -1])).tolist()
+    [0, 0, -1]
+    """
+    unit, older = unit.to("cpu"), older.to("cpu")
+    both = _has_row(unit) & _has_row(older)
+    votes = torch.zeros(unit.count, max(1, older.count), dtype=torch.int64)
+    votes.index_put_((unit.row[both], older.row[both]), torch.ones(1, dtype=torch.int64), accumulate=True)
+    rows = torch.where(votes.any(1), votes.argmax(1), -1)
+    same = unit.labels[:, None] == older.labels  # (C, older C)
+    return torch.where(same.any(1), same.long().argmax(1), rows) if older.count else rows
+
+
+def _has_row(unit: AnyUnit) -> Tensor:
+    """(K,) whose circle, or own mixture, has a row among the unit's values."""
+    return torch.ones(len(unit), dtype=torch.bool) if isinstance(unit, MixedUnit) else unit.circle >= 0

@@ -5,7 +5,7 @@ A plan is a value: it never changes, prints itself, compares, and rests as lists
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -98,6 +98,34 @@ class Plan:
             else:
                 groups.append((unit, [name]))
         return tuple((unit, tuple(names)) for unit, names in groups)
+
+    def check(self, signatures: Mapping[str, Sequence[Hashable]], names: Sequence[str]) -> None:
+        """Refuses a plan that the clients' models cannot follow. `signatures[unit][i]`: shapes, None: has no such unit.
+
+        >>> plan = Plan({"head": UnitPlan([0, 0, -1])})
+        >>> plan.check({"head": [((2, 3),), ((2, 3),), None]}, names=["watch-1", "watch-2", "phone-1"])
+        """
+        if len(names) != self.clients:
+            raise ValueError(f"the plan is for {self.clients} clients but there are {len(names)}; plan for all of them")
+        for name, unit in self.units.items():
+            if name not in signatures:
+                raise ValueError(
+                    f"unit '{name}' is planned but no client's model has it; there are {', '.join(signatures)}"
+                )
+            shapes = signatures[name]
+            first: dict[int, int] = {}
+            for i, peers in unit.peers():
+                if shapes[i] is None:
+                    raise ValueError(
+                        f"unit '{name}': client '{names[i]}' is planned to share it but its model has no such unit; "
+                        "give it the circle -1"
+                    )
+                other = first.setdefault(peers, i)
+                if shapes[i] != shapes[other]:
+                    raise ValueError(
+                        f"unit '{name}': clients '{names[other]}' and '{names[i]}' share it, but one has the shapes "
+                        f"{shapes[other]} and the other {shapes[i]}; plan them in different circles"
+                    )
 
     def but(self, units: Mapping[str, AnyUnit] | None = None, asked: Mapping[str, Numbers] | None = None) -> Plan:
         """A plan with some units changed or added; `asked` replaces what was asked before, None keeps it."""

@@ -6,7 +6,7 @@ copied to a device once, so that a round asks the device no questions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -199,6 +199,10 @@ class UnitPlan(_Unit):
         words = f"{len(sizes)} circle{'s' * (len(sizes) > 1)} of {shown}{more}" if sizes else ""
         return words, len(self) - sum(sizes)
 
+    def peers(self) -> Iterator[tuple[int, int]]:
+        """Pairs of a client and the circle it is in: clients with the same second number must have the same shapes."""
+        return ((i, c) for i, c in enumerate(self.circle.tolist()) if c >= 0)
+
     def __repr__(self) -> str:
         return f"UnitPlan({self.describe()})"
 
@@ -278,6 +282,10 @@ class MixedUnit(_Unit):
     def _sharing(self) -> tuple[str, int]:
         receivers = int(self.receives.sum())
         return f"mixed for {receivers} from {int(self.sends.sum())}" if receivers else "", len(self) - receivers
+
+    def peers(self) -> Iterator[tuple[int, int]]:
+        """Pairs of a client and one whose mixture it is in: those with the same second number need the same shapes."""
+        return ((j, i) for i, j in (self.matrix > 0).nonzero().tolist())
 
     def __repr__(self) -> str:
         return f"MixedUnit({self.describe()})"
