@@ -57,8 +57,8 @@ def parse(
                 with opened(archive, member, io.BytesIO(files.read(member))) as picture:
                     side = min(picture.size)
                     left, top = (picture.width - side) // 2, (picture.height - side) // 2
-                    box = (left, top, left + side, top + side)
-                    small = picture.convert("RGB").resize((size, size), image_module.Resampling.BILINEAR, box=box)
+                    middle = picture.convert("RGB").crop((left, top, left + side, top + side))
+                    small = middle.resize((size, size), image_module.Resampling.BILINEAR)
                 images.append(np.asarray(small, dtype=np.uint8))
                 y.append(number)
     return Dataset(name, np.stack(images), np.array(y, dtype=np.int64), tuple(labels))

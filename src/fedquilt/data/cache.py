@@ -43,13 +43,15 @@ def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
 def read(path: Path, source: Source) -> Dataset:
     """A data set from its cache; halves called `x_train`, `x_test` are joined and told apart by `is_test`."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = _joined(stored)
             names = {key: tuple(str(n) for n in stored[key]) for key in _NAMES if key in stored.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, PermissionError):
             raise DataError(f"the cache {path} cannot be read: {error}") from error
         raise _damaged(path, str(error)) from error
+    if not {"x", "y"} <= set(arrays) or "label_names" not in names:
+        raise _damaged(path, "it lacks x, y or label_names")
     x = arrays.pop("x")
     if x.ndim not in _RANKS[source.kind] or x.dtype.kind not in ("ui" if source.kind == "images" else "f"):
         raise _damaged(path, f"x is {x.ndim}-dimensional {x.dtype}, which is not what '{source.name}' holds")
