@@ -111,7 +111,6 @@ def fetch(archive: Archive, into: Path, folder: Path, *, progress: bool = True) 
     """Download one archive into `into` and verify it; `folder` is where the checksums of first downloads are kept."""
     try:
         import pooch
-        import requests
     except ImportError as error:
         raise DataMissing(
             "the downloader is not installed: `pip install fedquilt[data]` brings it, or fetch the file by hand"
@@ -123,7 +122,7 @@ def fetch(archive: Archive, into: Path, folder: Path, *, progress: bool = True) 
         with _Bar(archive.file, progress) as bar:
             downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 16, timeout=60)
             name = pooch.retrieve(archive.url, known_hash=None, fname=archive.file, path=into, downloader=downloader)
-    except (requests.RequestException, OSError) as error:
+    except OSError as error:  # all errors of requests, which pooch fetches with, are of this kind
         raise DataMissing(f"{archive.url} could not be downloaded ({_reason(error)})") from error
     finally:
         logger.setLevel(level)
