@@ -1,0 +1,102 @@
+"""What a client must not lose, in files on its device: private units and whatever else it keeps between rounds.
+
+A round's outcome is staged first and counts only when the server has said that it accepted the update made with it:
+
+1. A message comes in with the token of the last update of this client that the server accepted and saved.
+2. `settle`: the staged outcome becomes the committed one if it has that token, and is dropped if it has not.
+3. The client trains from the committed state, and `stage`s the outcome under the token of this message.
+4. The update is sent, with the token.
+
+The server saves a round before it sends the next one's messages, so the state that it will name is always the
+committed or the staged one: a crash of either side, at any moment, loses nothing. A round that is repeated starts from
+the same committed state and gives the same result. Files are written beside their place and renamed, so that each
+is whole or absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save
+
+Arrays = dict[str, NDArray[np.generic]]
+FRESH = ""  # the token of a client that the server has accepted nothing from yet
+
+
+class LostState(Exception):
+    """The server names a state that this device does not have: its files were deleted or it is another device."""
+
+
+class NodeState:
+    """The state of one client in one run.
+
+    >>> import tempfile
+    >>> state = NodeState(Path(tempfile.mkdtemp()), "run-1")
+    >>> state.settle(FRESH) is None
+    True
+    >>> state.stage("t1", {"head": np.ones(2, np.float32)}, {"round": "1"})
+    >>> arrays, told = state.settle("t1")
+    >>> arrays["head"].tolist(), told["round"]
+    ([1.0, 1.0], '1')
+    """
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self.folder = folder / run
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.committed = self.folder / "committed.safetensors"
+        self.staged = self.folder / "staged.safetensors"
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Waits until no other process of this client works on the state: one of a killed node may still run."""
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def settle(self, accepted: str) -> tuple[Arrays, dict[str, str]] | None:
+        """The state that the server knows, or None for a client that starts; `LostState` if it is not here."""
+        if self.staged.exists():
+            if accepted != FRESH and _token(self.staged) == accepted:
+                self.staged.replace(self.committed)
+            else:
+                self.staged.unlink()
+            self._sync()
+        if accepted == FRESH:
+            self.committed.unlink(missing_ok=True)
+            return None
+        if not self.committed.exists() or _token(self.committed) != accepted:
+            raise LostState
+        with safe_open(self.committed, framework="np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+
+    def stage(self, token: str, arrays: Mapping[str, NDArray[np.generic]], told: Mapping[str, str]) -> None:
+        """Lays an outcome down beside the committed state."""
+        if token == FRESH:
+            raise ValueError("a staged state needs a token")
+        part = self.staged.with_suffix(".part")
+        with part.open("wb") as file:
+            file.write(save(dict(arrays), metadata={**told, "token": token}))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(self.staged)
+        self._sync()
+
+    def _sync(self) -> None:
+        """Makes renames last through a power cut."""
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _token(path: Path) -> str:
+    with safe_open(path, framework="np") as file:
+        return str((file.metadata() or {}).get("token", FRESH))

@@ -1,0 +1,109 @@
+"""Messages as bytes: what goes in comes out, and what does not belong in a merge is refused with a code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+pytest.importorskip("flwr")
+
+from fedquilt.deploy.wire import Refused, check_values, grow, pack, shrink, unpack
+
+
+def f32(*numbers: float) -> NDArray[np.float32]:
+    return np.array(numbers, np.float32)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda n: n != "__metadata__"), st.integers(0, 40)))
+def test_arrays_and_text_come_back(sizes: dict[str, int]) -> None:
+    sent = {name: np.random.default_rng(size).normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    arrays, told = unpack(pack(sent, {"round": 3, "names": list(sizes)}))
+    assert told == {"round": 3, "names": list(sizes)}
+    assert set(arrays) == set(sent)
+    for name in sent:
+        np.testing.assert_array_equal(arrays[name], sent[name])
+
+
+@given(st.binary(max_size=400))
+def test_noise_is_refused_and_nothing_else_happens(noise: bytes) -> None:
+    with pytest.raises(Refused) as refusal:
+        unpack(noise)
+    assert refusal.value.code == "unreadable"
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_a_damaged_message_is_refused_or_has_the_shapes_it_says(place: int, change: int) -> None:
+    whole = bytearray(pack({"head": np.arange(6, dtype=np.float32)}, {"round": 1}))
+    whole[place % len(whole)] ^= change
+    try:
+        arrays, _ = unpack(bytes(whole))
+    except Refused:
+        return
+    for array in arrays.values():
+        assert array.nbytes <= len(whole)
+
+
+def test_a_header_cannot_lie_about_the_shape() -> None:
+    content = pack({"head": np.arange(6, dtype=np.float32)}, {})
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["head"]["shape"] = [3]
+    lie = json.dumps(header).encode()
+    with pytest.raises(Refused, match="decoded"):
+        unpack(len(lie).to_bytes(8, "little") + lie + content[8 + length :])
+
+
+def test_another_version_says_so() -> None:
+    content = pack({}, {})
+    with pytest.raises(Refused, match="another version"):
+        unpack(content.replace(b'\\"version\\":1', b'\\"version\\":2'))
+
+
+def test_float16_halves_the_bytes_and_keeps_what_it_cannot_hold() -> None:
+    values: dict[str, NDArray[Any]] = {"a": f32(0.1, -3.0), "b": f32(1.0, 1e6), "i": np.array([1, 2])}
+    small = shrink(values, "float16")
+    assert [small[k].dtype.name for k in "abi"] == ["float16", "float32", "int64"]
+    back = grow(small)
+    np.testing.assert_allclose(back["a"], values["a"], rtol=1e-3)
+    assert back["a"].dtype == np.float32
+    np.testing.assert_array_equal(back["b"], values["b"])
+    assert shrink(values, "float32")["a"] is values["a"]
+
+
+GOOD = {"base": np.ones(4, np.float32), "head": np.ones(2, np.float32)}
+SIZES = {"base": 4, "head": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"other": np.ones(2, np.float32)}, "unknown-unit"),
+        ({"head": None}, "missing-unit"),
+        ({"head": np.ones(3, np.float32)}, "wrong-shape"),
+        ({"head": np.ones((1, 2), np.float32)}, "wrong-shape"),
+        ({"head": np.ones(2, np.float64)}, "wrong-dtype"),
+        ({"head": np.ones(2, np.int32)}, "wrong-dtype"),
+        ({"head": f32(1, np.nan)}, "not-finite"),
+        ({"head": f32(1, np.inf)}, "not-finite"),
+        ({"head": f32(1, -np.inf).astype(np.float16)}, "not-finite"),
+        ({"head": f32(1e5, 0)}, "absurd-norm"),
+        ({"head": f32(3e38, 3e38)}, "absurd-norm"),
+    ],
+)
+def test_what_a_merge_must_not_see_is_refused(change: dict[str, NDArray[Any] | None], code: str) -> None:
+    values = {name: value for name, value in {**GOOD, **change}.items() if value is not None}
+    with pytest.raises(Refused) as refusal:
+        check_values(values, SIZES, {"base": 2.0, "head": 1.0}, largest_change=1000)
+    assert refusal.value.code == code
+
+
+def test_honest_updates_pass() -> None:
+    check_values(GOOD, SIZES, {}, largest_change=1000)
+    check_values({k: v.astype(np.float16) for k, v in GOOD.items()}, SIZES, {"base": 2.0}, largest_change=1000)
+    check_values({"head": f32(1e5, 0)}, {"head": 2}, {"head": 1e4}, largest_change=1000)
