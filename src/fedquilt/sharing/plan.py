@@ -62,6 +62,9 @@ class Plan:
         object.__setattr__(self, "asked", MappingProxyType(looks))
         object.__setattr__(self, "clients", clients)
 
+    def __reduce__(self) -> tuple[type[Plan], tuple[dict[str, AnyUnit], dict[str, Tensor]]]:
+        return Plan, (dict(self.units), dict(self.asked))  # the read-only views themselves cannot be copied
+
     def __getitem__(self, unit: str) -> AnyUnit:
         if unit not in self.units:
             raise KeyError(f"unit '{unit}' is not in the plan; it has {', '.join(self.units)}")
