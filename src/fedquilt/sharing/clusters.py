@@ -15,16 +15,17 @@ def cluster_updates(
     number: int | None = None,
     previous: Tensor | None = None,
     hysteresis: float = 0.1,
-    convincing: float = 0.1,
+    convincing: float = 0.25,
     reserved: Collection[int] = (),
 ) -> Tensor:
     """(k,) a circle id for each client, from its update (k, size): ModFL's cohorts when they are not declared.
 
     Average linkage on cosine distance. `number=None` takes the number of clusters from 2 to k - 1 (at most 64) with the
-    best mean silhouette, and one cluster when none is above `convincing`. With `previous` ids (-1: had none) clusters
-    are matched to the earlier ones by the members they have in common, and a client leaves its circle only if its mean
-    distance to the new one is below (1 - hysteresis) times that to the old. New circles take the lowest ids that are
-    neither in `previous` nor in `reserved`. An update that is zero or not finite has cosine 0 with all others.
+    best mean silhouette, and one cluster when none is above `convincing` (up to 0.25 there is "no substantial
+    structure", Kaufman and Rousseeuw 1990). With `previous` ids (-1: had none) clusters are matched to the earlier ones
+    by the members they have in common, and a client leaves its circle only if its mean distance to the new one is below
+    (1 - hysteresis) times that to the old. New circles take the lowest ids that are neither in `previous` nor in
+    `reserved`. An update that is zero or not finite has cosine 0 with all others.
 
     >>> two = torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
     >>> cluster_updates(two).tolist()

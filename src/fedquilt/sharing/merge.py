@@ -92,8 +92,12 @@ def merge_unit(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merge
     """
     if not parts:
         raise ValueError("nothing to merge; when no copy was sent a circle keeps its value")
-    here = unit.to(parts[0][1].device)
-    parts = [(ids.to(values.device, non_blocking=True), values) for ids, values in parts]
+    device, size = parts[0][1].device, parts[0][1].shape[1]
+    here = unit.to(device)
+    parts = [(ids.to(device, non_blocking=True), values) for ids, values in parts if len(ids)]
+    if not parts:
+        nobody = torch.zeros(here.count, dtype=torch.bool, device=device)
+        return Merged(torch.zeros(here.count, size, device=device), nobody, nobody[:0])
     if isinstance(here, MixedUnit):
         if not isinstance(rule, Mean):
             raise ValueError(f"a mixed unit has no circles, so {rule} cannot merge it; use 'mean', or plan circles")
@@ -107,7 +111,7 @@ def merge_unit(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merge
 
 
 def install(own: Tensor, received: Tensor, pull: Tensor) -> Tensor:
-    """(k, size) each own copy moved towards what was received: (1 - pull) own + pull received, in one pass.
+    """(k, size) each own copy moved towards what was received: (1 - pull) own + pull received.
 
     With pull 1 exactly what was received and with pull 0 exactly one's own, whatever the other holds, NaN included.
 

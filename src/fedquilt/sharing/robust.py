@@ -30,7 +30,7 @@ class Median:
         high = seats.start + seats.count // 2
         # A circle nobody is heard in points at another one's row, or past the end; its value is not used.
         middle = torch.stack([low, high]).clamp(max=max(len(values) - 1, 0))
-        found = [(s[middle[0]] + s[middle[1]]) / 2 for s in seats.ordered(values)]
+        found = [s[middle[0]] / 2 + s[middle[1]] / 2 for s in seats.ordered(values)]
         return Merged(torch.cat(found, 1), seats.count > 0, seats.refused)
 
 
