@@ -313,6 +313,7 @@ def test_a_gpu_is_never_waited_for_and_gives_the_same_bits() -> None:
     values[7, 7] = math.nan
     expected = {rule: merge_unit(unit, [(ids, values)], rule) for rule in RULES}
     there, ids_there, here = values.cuda(), ids.cuda(), unit.to("cuda")
+    assert here is unit.to(there.device)
     found = {}
     for _ in range(2):  # the first round warms up what a library allocates once
         torch.cuda.synchronize()
