@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,6 +28,8 @@ from fedquilt.sharing import (
     pick,
     sums,
 )
+
+steady = settings(max_examples=50, deadline=None)  # a busy machine is no failure
 
 RULES: list[Rule] = [mean, Sum(), Median(), TrimmedMean(0.25), Krum(1), Krum(1, keep=1)]
 
@@ -158,6 +160,7 @@ def uploads(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, int]:
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if not isinstance(r, Sum)], ids=str)
+@steady
 @given(given=uploads())
 def test_a_merged_value_lies_within_its_circle(rule: Rule, given: tuple[Tensor, Tensor, Tensor, int]) -> None:
     values, circle, weight, circles = given
@@ -171,6 +174,7 @@ def test_a_merged_value_lies_within_its_circle(rule: Rule, given: tuple[Tensor, 
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if not isinstance(r, Krum)], ids=str)
+@steady
 @given(given=uploads(), data=st.data())
 def test_the_order_of_clients_and_circles_does_not_matter(
     rule: Rule, given: tuple[Tensor, Tensor, Tensor, int], data: st.DataObject
@@ -185,6 +189,7 @@ def test_the_order_of_clients_and_circles_does_not_matter(
     torch.testing.assert_close(other.value[rename][heard], merged.value[heard], rtol=1e-6, atol=1e-6)
 
 
+@steady
 @given(given=uploads(), factor=st.floats(0.01, 1000))
 def test_scaling_all_weights_changes_nothing(given: tuple[Tensor, Tensor, Tensor, int], factor: float) -> None:
     values, circle, weight, circles = given
@@ -192,6 +197,7 @@ def test_scaling_all_weights_changes_nothing(given: tuple[Tensor, Tensor, Tensor
     torch.testing.assert_close(merged.value, scaled.value, rtol=1e-5, atol=1e-5)
 
 
+@steady
 @given(given=uploads())
 def test_mean_against_a_plain_loop(given: tuple[Tensor, Tensor, Tensor, int]) -> None:
     values, circle, weight, circles = given
@@ -204,6 +210,7 @@ def test_mean_against_a_plain_loop(given: tuple[Tensor, Tensor, Tensor, int]) ->
                 assert merged.value[c, j].item() == pytest.approx(hand, rel=1e-6, abs=1e-6)
 
 
+@steady
 @given(given=uploads())
 def test_the_dense_form_agrees_with_circles(given: tuple[Tensor, Tensor, Tensor, int]) -> None:
     values, circle, weight, _ = given
@@ -262,6 +269,7 @@ def test_install_takes_exactly_one_side_at_the_ends() -> None:
     assert torch.equal(moved, column(0.7, 0.1, 0.9, 0.3))
 
 
+@steady
 @given(given=uploads())
 def test_private_never_moves(given: tuple[Tensor, Tensor, Tensor, int]) -> None:
     values, circle, weight, _ = given

@@ -88,7 +88,7 @@ class _Unit:
     def to(self, device: torch.device | str) -> Self:
         """This unit's plan with everything derived from it on `device`; made once per device and kept."""
         device = torch.device(device)
-        if device.type == "cuda" and device.index is None:  # "cuda" and "cuda:0" are one device and one copy
+        if device == torch.device("cuda"):  # without a number: "cuda" and "cuda:0" are one device and one copy
             device = torch.device("cuda", torch.cuda.current_device())
         if device == self.pull.device:
             return self
