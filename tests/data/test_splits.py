@@ -36,6 +36,11 @@ def test_a_random_split_takes_its_share_of_each_label() -> None:
     assert [np.bincount(y[p]).tolist() for p in parts] == [[20, 10], [10, 5], [10, 5]]
 
 
+def test_rare_labels_do_not_starve_validation_and_test() -> None:
+    y = np.repeat(np.arange(20), 2)
+    assert [len(p) for p in random_split(y, (0.6, 0.1, 0.3))] == [24, 4, 12]
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=30, max_size=90), SHARES, st.integers(1, 3))
 def test_windows_that_overlap_never_straddle(
     rows: list[tuple[int, int]], shares: tuple[float, float, float], ratio: int

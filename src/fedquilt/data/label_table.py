@@ -52,7 +52,7 @@ class LabelTable:
             raise ImportError("drawing a label table needs matplotlib: pip install 'fedquilt[plots]'") from missing
         clients, labels = self.counts.shape
         figure = Figure(
-            figsize=(min(3.5 + 0.42 * labels, 16), min(1.8 + 0.24 * clients, 20)), dpi=110, layout="constrained"
+            figsize=(min(3.5 + 0.42 * labels, 16), min(1.8 + 0.24 * clients, 12)), dpi=110, layout="constrained"
         )
         axes = figure.add_subplot()
         shown = np.where(self.counts > 0, self.counts, np.nan)  # what a client does not have stays white

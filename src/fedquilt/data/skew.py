@@ -66,7 +66,7 @@ def rotated(x: Array, degrees: float) -> Array:
             raise ValueError(f"signals of {x.shape[1]} channels cannot be turned; give x, y and z of each sensor")
         turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
         axes = x.reshape(len(x), -1, 3, x.shape[2])  # (n, sensors, 3, time)
-        return np.einsum("ij,nsjt->nsit", turn, axes).reshape(x.shape).astype(np.float32)
+        return np.asarray(np.einsum("ij,nsjt->nsit", turn, axes).reshape(x.shape), dtype=np.float32)
     if degrees % 90 == 0:
         return np.ascontiguousarray(np.rot90(x, int(degrees // 90), axes=(2, 3)))
     height, width = x.shape[2:]
@@ -99,7 +99,8 @@ def grey(x: Array) -> Array:
     """
     if x.ndim != 4 or x.shape[1] != 3:
         raise ValueError(f"samples of shape {x.shape[1:]} are no colour images (3, height, width)")
-    return np.einsum("c,nchw->nhw", np.array([0.299, 0.587, 0.114], np.float32), x)[:, None].astype(np.float32)
+    weights = np.array([0.299, 0.587, 0.114], np.float32)
+    return np.asarray(np.einsum("c,nchw->nhw", weights, x)[:, None], dtype=np.float32)
 
 
 SKEWS: dict[str, Callable[..., Any]] = {

@@ -46,9 +46,14 @@ def random_split(labels: npt.ArrayLike, shares: tuple[float, float, float] = (0.
     y = np.asarray(labels)
     rng = np.random.default_rng(seed)
     parts: list[list[Ints]] = [[], [], []]
-    for label in np.unique(y):
+    seen, given = 0, [0, 0]  # what rounding takes from one label it gives to the next, so that totals keep the shares
+    for label in rng.permutation(np.unique(y)):
         mine = rng.permutation(np.flatnonzero(y == label))
-        for part, piece in zip(parts, np.split(mine, _cuts(len(mine), ends)), strict=True):
+        seen += len(mine)
+        first = min(len(mine), max(1, round(seen * ends[0]) - given[0]))
+        second = min(len(mine), max(first, round(seen * ends[1]) - given[1]))
+        given = [given[0] + first, given[1] + second]
+        for part, piece in zip(parts, np.split(mine, (first, second)), strict=True):
             part.append(piece)
     return _sorted(parts)
 

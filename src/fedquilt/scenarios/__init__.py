@@ -5,11 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from fedquilt.scenario import Scenario
-from fedquilt.scenarios.digits import digits
+from fedquilt.scenarios import animals, digits, feddl, fedem, modfl_images, modfl_signals, thesis
 from fedquilt.scenarios.registry import Builder, build_from, describe, settings_of
 
 SCENARIOS: dict[str, Builder] = {
-    "digits": digits,
+    "digits": digits.digits,
+    "modfl-images": modfl_images.modfl_images,
+    "modfl-cameras": modfl_images.modfl_cameras,
+    "modfl-har": modfl_signals.modfl_har,
+    "modfl-wearables": modfl_signals.modfl_wearables,
+    "feddl-har": feddl.feddl_har,
+    "feddl-harbox": feddl.feddl_harbox,
+    "fedem-cifar10": fedem.fedem_cifar10,
+    "fedem-cifar100": fedem.fedem_cifar100,
+    "fedem-emnist": fedem.fedem_emnist,
+    "femnist": fedem.femnist,
+    "thesis-mnist": thesis.thesis_mnist,
+    "thesis-cifar10": thesis.thesis_cifar10,
+    "animals-labels": animals.animals_labels,
 }
 
 

@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 
 from fedquilt.client import Client
-from fedquilt.data.partition import by_label_sets
+from fedquilt.data import load
+from fedquilt.data.partition import by_label_sets, subset
 from fedquilt.data.splits import random_split
 from fedquilt.models.digits import DigitsNet
 from fedquilt.scenario import Scenario
@@ -29,15 +30,15 @@ EXCHANGED = {
 PIXELS = {"gen1": 4, "gen2": 8}
 
 
-def digits(seed: int = 0, clients: int = 24, noise: float = 0.1, renamed: int = 0) -> Scenario:
+def digits(seed: int = 0, clients: int = 24, noise: float = 0.1, renamed: int = 0, fraction: float = 1.0) -> Scenario:
     """Handwritten digits (bundled): 24 clients, two sensor generations, four cohorts with 6 of the 10 digits each.
 
     scikit-learn's 1797 digits of 8 x 8 pixels. Clients of device "gen2" see them as they are, clients of "gen1" in 4
     x 4 pixels (means of 2 x 2), both with sensor noise of standard deviation `noise` (white is 1). Devices and
     cohorts are crossed, so each of the 8 combinations has 3 of the 24 clients. Each digit's samples are dealt out
     among the clients whose cohort has it: no sample is on two clients. A client keeps about 37 samples to train, 8 to
-    validate and 27 to test on, too few to do well alone. Everything here was chosen for this library; no paper has
-    this scenario.
+    validate and 27 to test on, too few to do well alone. `fraction` takes that share of all samples. Everything here
+    was chosen for this library; no paper has this scenario.
 
     `renamed` makes it harder on purpose: that many pairs of digits in each cohort (at most 3) exchange names, so that
     the cohorts disagree about what a digit is called and one head for all can only be a compromise. With the default,
@@ -51,10 +52,9 @@ def digits(seed: int = 0, clients: int = 24, noise: float = 0.1, renamed: int = 
         raise ValueError(f"scenario 'digits' with clients={clients}: give at least 1")
     if not 0 <= renamed <= 3:
         raise ValueError(f"scenario 'digits' with renamed={renamed}: give 0 to 3 pairs of digits")
-    from sklearn.datasets import load_digits  # here, since importing it takes a second
-
-    x, y = load_digits(return_X_y=True)
-    images = (x.reshape(-1, 1, 8, 8) / 16).astype(np.float32)  # (1797, 1, 8, 8) in [0, 1]
+    data = load("digits")
+    data = data.take(subset(data.y, fraction, seed))
+    images, y = data.images(), data.y  # (1797, 1, 8, 8) in [0, 1]
     devices, cohorts = list(PIXELS), list(COHORTS)
     traits = [{"device": devices[i % 2], "cohort": cohorts[i // 2 % 4]} for i in range(clients)]
     partition = by_label_sets(y, [COHORTS[t["cohort"]] for t in traits], everything=True, seed=seed)
