@@ -7,9 +7,8 @@ range of its columns, whatever the architecture is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -61,26 +60,39 @@ class Layout:
         self.parameter_names = tuple(n for unit in units for n in unit.parameters)
         self.buffer_names = tuple(n for unit in units for n in unit.buffers)
         self.ranges: dict[str, tuple[tuple[int, int], ...]] = {name: tuple(r) for name, r in ranges.items()}
+        self._joined: dict[tuple[str, ...], list[tuple[int, int]]] = {}
         self.signatures: dict[str, Signature] = {
             unit.name: tuple(self.places[n].shape for n in unit.parameters + unit.buffers) for unit in units
         }
 
-    def size(self, unit: str) -> int:
-        """How many numbers a unit has, parameters and buffers."""
-        return sum(stop - start for start, stop in self.ranges[unit])
+    def size(self, *units: str) -> int:
+        """How many numbers some units have together, parameters and buffers."""
+        return sum(stop - start for unit in units for start, stop in self.ranges[unit])
 
-    def take(self, rows: Tensor, unit: str) -> Tensor:
-        """A unit's value in each row, (k, size): a view where its columns are one range."""
-        ranges = self.ranges[unit]
+    def _columns(self, units: tuple[str, ...]) -> list[tuple[int, int]]:
+        """The column ranges of some units in the order of the wire, neighbours joined."""
+        if units not in self._joined:
+            joined: list[tuple[int, int]] = []
+            for start, stop in (r for unit in units for r in self.ranges[unit]):
+                if joined and joined[-1][1] == start:
+                    joined[-1] = (joined[-1][0], stop)
+                else:
+                    joined.append((start, stop))
+            self._joined[units] = joined
+        return self._joined[units]
+
+    def take(self, rows: Tensor, *units: str) -> Tensor:
+        """The values of some units in each row, (k, size), one unit after another: a view where they lie together."""
+        ranges = self._columns(units)
         if len(ranges) == 1:
             return rows[:, ranges[0][0] : ranges[0][1]]
-        return torch.cat([rows[:, start:stop] for start, stop in ranges], dim=1)
+        return torch.cat([rows[:, start:stop] for start, stop in ranges], dim=1) if ranges else rows[:, :0]
 
-    def put(self, rows: Tensor, unit: str, value: Tensor) -> None:
-        """Write a unit's value, (k, size), into rows, in place."""
+    def pieces(self, rows: Tensor, value: Tensor, *units: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Where some units lie in the rows, as views, each with its part of a (k, size) value."""
         at = 0
-        for start, stop in self.ranges[unit]:
-            rows[:, start:stop] = value[:, at : at + stop - start]
+        for start, stop in self._columns(units):
+            yield rows[:, start:stop], value[:, at : at + stop - start]
             at += stop - start
 
     def tensor(self, rows: Tensor, name: str) -> Tensor:
@@ -89,13 +101,19 @@ class Layout:
         return rows[:, place.start : place.stop].unflatten(1, place.shape or (1,)).reshape(len(rows), *place.shape)
 
     def split(self, row: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Parameters and buffers of one row, by name, as views; buffers that are not numbers of float32 are cast."""
-        parts = row.split([place.stop - place.start for place in self.places.values()])
-        tensors = {
-            name: part.view(place.shape) if place.dtype == torch.float32 else part.view(place.shape).to(place.dtype)
-            for (name, place), part in zip(self.places.items(), parts, strict=True)
-        }
-        return {n: tensors[n] for n in self.parameter_names}, {n: tensors[n] for n in self.buffer_names}
+        """Parameters and buffers of one row, by name."""
+        return self.split_parameters(row[: self.parameters]), self.split_buffers(row[self.parameters :])
+
+    def split_buffers(self, row: Tensor) -> dict[str, Tensor]:
+        """The buffers of a row of buffers alone, by name, in their own types."""
+        parts = row.split([self.places[name].stop - self.places[name].start for name in self.buffer_names])
+        shaped = zip(self.buffer_names, parts, strict=True) if self.buffer_names else ()
+        return {n: part.view(self.places[n].shape).to(self.places[n].dtype) for n, part in shaped}
+
+    def split_parameters(self, row: Tensor) -> dict[str, Tensor]:
+        """The parameters of a row of parameters alone, by name, as views."""
+        parts = row.split([self.places[name].stop - self.places[name].start for name in self.parameter_names])
+        return {n: part.view(self.places[n].shape) for n, part in zip(self.parameter_names, parts, strict=True)}
 
     def row(self, module: nn.Module) -> Tensor:
         """A module's parameters and buffers as one row."""
@@ -124,8 +142,16 @@ def _check_dtype(name: str, tensor: Tensor, kind: str) -> None:
 
 
 def _structure(module: nn.Module) -> str:
-    """A module's structure as text. Anonymous functions inside a module would hide behind equal texts: see families."""
-    return repr(module)
+    """A module's structure and plain settings as text: two modules of one text compute the same function."""
+
+    def plain(value: object) -> str:
+        code = getattr(value, "__code__", None)
+        return f"code {id(code)}" if code is not None else repr(value)
+
+    return repr([
+        (path, type(part).__qualname__, sorted((k, plain(v)) for k, v in vars(part).items() if not k.startswith("_")))
+        for path, part in module.named_modules()
+    ])
 
 
 @dataclass(frozen=True)
@@ -147,25 +173,10 @@ def families(
     """Group clients by architecture, that is by structure, units and shape of a sample."""
     groups: dict[tuple[str, str, tuple[int, ...], type], list[int]] = {}
     layouts: dict[int, Layout] = {}
+    known: dict[int, tuple[str, Layout]] = {}  # clients may share a module: it is read once
     for i, module in modules.items():
-        layouts[i] = Layout(module, units[i])
-        groups.setdefault((_structure(module), layouts[i].key(), shapes[i], type(module)), []).append(i)
+        if id(module) not in known:
+            known[id(module)] = (_structure(module), Layout(module, units[i]))
+        structure, layouts[i] = known[id(module)]
+        groups.setdefault((structure, layouts[i].key(), shapes[i], type(module)), []).append(i)
     return tuple(Family(tuple(ids), modules[ids[0]], layouts[ids[0]]) for ids in groups.values())
-
-
-def initial_rows(family: Family, modules: Mapping[int, nn.Module], known: dict[tuple[str, Signature], Tensor]) -> Tensor:
-    """The first values of a family's clients, (k, width).
-
-    Equal units start equal, also across families: the first to bring a unit of some name and signature gives its value
-    to all that come later (`known` is filled). Buffers differ where a client's own module brings other ones, such as
-    the labels it owns.
-    """
-    rows = torch.stack([family.layout.row(modules[i]) for i in family.ids])
-    for unit in family.layout.units:
-        key = (unit.name, family.layout.signatures[unit.name])
-        inside = sum(family.layout.places[n].stop - family.layout.places[n].start for n in unit.parameters)
-        value = family.layout.take(rows, unit.name).clone()
-        known.setdefault(key, value[0].clone())
-        value[:, :inside] = cast(Tensor, known[key])[:inside]
-        family.layout.put(rows, unit.name, value)
-    return rows

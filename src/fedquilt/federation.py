@@ -1,0 +1,216 @@
+"""The round loop: choose, receive, install, train, send, merge; and what came of it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedquilt.fleet import Fleet, Terms
+from fedquilt.messages import Down, Roster, Sent
+from fedquilt.methods.base import Method
+from fedquilt.readouts import READOUTS, Look, Readout
+from fedquilt.results import Evaluation
+from fedquilt.scenario import Scenario
+from fedquilt.server import Server
+from fedquilt.sharing import Plan, Rule, Traffic, mean
+from fedquilt.training.batches import key_of
+from fedquilt.training.evaluate import confusion
+from fedquilt.training.settings import Training
+
+SPLITS = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a finished round was: handed to callbacks."""
+
+    round: int
+    rounds: int
+    plan: Plan
+    traffic: Traffic
+    evaluations: tuple[Evaluation, ...]
+    participants: tuple[int, ...]
+    seconds: float
+    refused: int
+
+
+Callback = Callable[["Federation", RoundReport], None]
+
+
+class Federation:
+    """A scenario under a method: `step()` runs one round, `run()` all of them.
+
+    >>> import fedquilt as fq
+    >>> federation = Federation(fq.scenarios.build("digits", clients=8), fq.methods.FedAvg(), engine="sequential")
+    >>> federation.step().round
+    1
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        method: Method,
+        training: Training | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        engine: str = "auto",
+        clients_at_once: int | None = None,
+        readouts: Sequence[Readout] = (),
+        rule: Rule = mean,
+        evaluate_every: int = 1,
+    ) -> None:
+        self.scenario, self.method, self.seed = scenario, method, seed
+        self.training = training or scenario.training
+        self.device = pick_device(device)
+        self.readouts = tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]())
+        self.evaluate_every = evaluate_every
+        terms = Terms(method, self.training, scenario.classes, seed, scenario.common, scenario.public_test)
+        self.fleet = Fleet(scenario.clients, terms, self.device, engine, clients_at_once)
+        members = tuple(self.fleet.members().values())
+        roster = Roster(
+            members, scenario.classes, self.training.rounds, seed, scenario.common, tuple(scenario.label_names)
+        )
+        first = self.fleet.first_values()
+        self.server = Server(method, roster, first, rule, self.device, self.look_at_models)
+        self.memory: dict[tuple[int, ...], dict[str, Tensor]] = {}
+
+    @property
+    def round(self) -> int:
+        """How many rounds are over."""
+        return self.server.round
+
+    def choose(self, round_: int) -> tuple[int, ...]:
+        """Who takes part in a round: a function of the seed and the round alone."""
+        clients = len(self.scenario.clients)
+        if self.training.share == 1:
+            return tuple(range(clients))
+        number = max(1, round(self.training.share * clients))
+        draw = np.random.default_rng(key_of("participants", self.seed, round_)).permutation(clients)[:number]
+        return tuple(sorted(draw.tolist()))
+
+    def step(self, evaluate: bool = True) -> RoundReport:
+        """One round; what the clients scored after it, where `evaluate_every` says so."""
+        start = time.perf_counter()
+        round_ = self.round + 1
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            changed = self.fleet.changes(round_)
+            if changed:
+                self.server.declare(changed)
+            chosen = self.choose(round_)
+            moved = self.server.traffic(chosen)
+            self.server.merge([self.fleet.run(self.server.down(ids)) for ids in self.fleet.families(chosen)])
+            last = round_ == self.training.rounds
+            due = evaluate and (last or round_ % self.evaluate_every == 0)
+            evaluations = tuple(self.evaluate(last)) if due else ()
+        return RoundReport(
+            round_,
+            self.training.rounds,
+            self.server.plan,
+            moved,
+            evaluations,
+            chosen,
+            time.perf_counter() - start,
+            int(self.server.refused.sum()) if due else 0,
+        )
+
+    def run(self, callbacks: Sequence[Callback] = ()) -> None:
+        """All rounds that are left, telling each to the callbacks."""
+        while self.round < self.training.rounds:
+            report = self.step()
+            for callback in callbacks:
+                callback(self, report)
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def downs(self) -> dict[tuple[int, ...], Down]:
+        """What every client would receive now, family by family and not more at once than is trained at once."""
+        groups = {}
+        for crew in self.fleet.crews:
+            step = crew.at_once or len(crew.family.ids)
+            for at in range(0, len(crew.family.ids), step):
+                ids = crew.family.ids[at : at + step]
+                groups[ids] = self.server.down(ids)
+        return groups
+
+    def evaluate(self, last: bool = False) -> list[Evaluation]:
+        """Every client's counts with every read-out on the validation and test splits."""
+        classes, names = self.scenario.classes, tuple(client.name for client in self.scenario.clients)
+        readouts = [readout for readout in self.readouts if last or not readout.needs_last_round]
+        counts = {(r.name, s): torch.zeros(len(names), classes, classes, dtype=torch.int64) for r in readouts for s in SPLITS}
+        for ids, down in self.downs().items():
+            (pair,) = self.fleet.looks({ids: down})
+            look = Look(
+                *pair,
+                predict=self.method.predict,
+                memory=self.memory.setdefault(ids, {}),
+                fine_tune=lambda rows, ids=ids: self.fleet.fine_tune(ids, rows, self.round + 1),  # type: ignore[misc]
+                last=last,
+            )
+            for readout in readouts:
+                for split in SPLITS:
+                    table = look.table(split)
+                    found = confusion(readout.predictions(look, split), table.y, table.mask, classes)
+                    counts[readout.name, split][torch.tensor(ids)] = found.cpu()
+        return [Evaluation(self.round, readout, split, names, c) for (readout, split), c in counts.items()]
+
+    def model(self, client: str) -> nn.Module:
+        """A client's personal model as an ordinary module."""
+        names = [c.name for c in self.scenario.clients]
+        if client not in names:
+            raise KeyError(f"there is no client '{client}'; there are {', '.join(names[:8])}{', ...' * (len(names) > 8)}")
+        number = names.index(client)
+        return self.fleet.model(number, self.server.down([number]))
+
+    def look_at_models(self, sent: Sent, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Class probabilities of the whole models that were sent, on samples of the server's."""
+        ids, found = [], []
+        for up in sent.ups:
+            family = next(crew.family for crew in self.fleet.crews if up.ids[0] in crew.family.ids)
+            parts = {unit.name: up.part([unit.name]) for unit in family.layout.units}
+            if any(part is None or len(part[0]) != len(up.ids) for part in parts.values()):
+                continue
+            rows = torch.empty(len(up.ids), family.layout.width, device=self.device)
+            for unit, part in parts.items():
+                assert part is not None
+                for own, value in family.layout.pieces(rows, part[1], unit):
+                    own.copy_(value)
+            ids.append(torch.tensor(up.ids))
+            found.append(_probabilities(family.template, family.layout.split, rows, x.to(self.device)))
+        if not ids:
+            raise ValueError(f"in round {sent.round} nobody sent a whole model; ask for all units in the plan before")
+        return torch.cat(ids), torch.cat(found)
+
+    def close(self) -> None:
+        """Give back worker processes and captured graphs."""
+        self.fleet.close()
+
+
+def _probabilities(
+    template: nn.Module, split: Callable[[Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]], rows: Tensor, x: Tensor
+) -> Tensor:
+    """Softmax outputs (k, n, classes) of rows of one architecture."""
+    module = copy.deepcopy(template).to(rows.device).eval()
+
+    def one(row: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(module, split(row), (x,))
+        return outputs.softmax(1)
+
+    with torch.no_grad():
+        return vmap(one)(rows) if rows.is_cuda else torch.stack([one(row) for row in rows])
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a name; auto is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda' was asked for, but PyTorch sees no GPU here; take device='cpu' or 'auto'")
+    return device

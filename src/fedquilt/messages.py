@@ -1,0 +1,187 @@
+"""What passes between the server and its clients: who they are, what they receive, what they send.
+
+These values are the border between the two halves of a method. In a simulation they carry many clients at a time, on a
+real network one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedquilt.client import Split
+from fedquilt.stacks import Signature
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a client declares when it joins: never data."""
+
+    name: str
+    samples: int
+    traits: Mapping[str, str]
+    labels: tuple[int, ...]
+    units: Mapping[str, Signature]  # in order, bottom to top
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Everyone in the federation, as the server knows them, and what the server itself holds."""
+
+    members: tuple[Member, ...]
+    classes: int
+    rounds: int
+    seed: int = 0
+    common: Split | None = None
+    label_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names, in the order of their numbers."""
+        return [member.name for member in self.members]
+
+    @property
+    def samples(self) -> Tensor:
+        """(K,) training samples of each client."""
+        return torch.tensor([float(member.samples) for member in self.members])
+
+    @property
+    def units(self) -> list[str]:
+        """Every unit any client has, in order."""
+        return list(dict.fromkeys(unit for member in self.members for unit in member.units))
+
+    def has(self, unit: str) -> Tensor:
+        """(K,) which clients have a unit."""
+        return torch.tensor([unit in member.units for member in self.members])
+
+    def signatures(self) -> dict[str, list[Signature | None]]:
+        """The shapes of each unit on each client; None where a client lacks it."""
+        return {unit: [member.units.get(unit) for member in self.members] for unit in self.units}
+
+    def sizes(self) -> dict[str, Tensor]:
+        """(K,) how many numbers each unit has on each client."""
+        size = {s: sum(int(torch.Size(shape).numel()) for shape in s) for m in self.members for s in m.units.values()}
+        return {
+            unit: torch.tensor([0 if s is None else size[s] for s in signatures])
+            for unit, signatures in self.signatures().items()
+        }
+
+    def trait(self, key: str) -> list[str]:
+        """A trait of every client; a client that does not declare it is an error that says so."""
+        missing = [member.name for member in self.members if key not in member.traits]
+        if missing:
+            raise ValueError(
+                f"client '{missing[0]}' declares no trait '{key}'; give every client traits={{'{key}': ...}} "
+                "or choose a method that does not need it"
+            )
+        return [member.traits[key] for member in self.members]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The values of some units of some clients: (k, size), unit after unit, for the clients at `places` of a message."""
+
+    units: tuple[str, ...]
+    sizes: tuple[int, ...]
+    places: Tensor | None  # (k,) rows of the message's clients, None: all of them in order
+    value: Tensor
+
+    def columns(self, units: Sequence[str]) -> Tensor | None:
+        """The part of the value that some units have, as a view; None where they do not lie together here."""
+        if tuple(units) == self.units:
+            return self.value
+        if not set(units) <= set(self.units):
+            return None
+        first = self.units.index(units[0])
+        if tuple(units) != self.units[first : first + len(units)]:
+            return None
+        start = sum(self.sizes[:first])
+        return self.value[:, start : start + sum(self.sizes[first : first + len(units)])]
+
+
+@dataclass(frozen=True)
+class Down:
+    """What the server sends to clients of one architecture at the start of a round.
+
+    `blocks` are the values received with, for each, how far each client moves there (`pulls`, (k,), None: all the
+    way). `send` lists the units that each client shall send back after training.
+    """
+
+    round: int
+    ids: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    pulls: tuple[Tensor | None, ...]
+    send: Mapping[str, Tensor]  # (k,) bool
+    everyone: int = 0  # training samples of all clients together
+    told: Mapping[str, Tensor] = field(default_factory=dict)  # whatever the method's server half tells its client half
+
+
+@dataclass(frozen=True)
+class Up:
+    """What clients of one architecture send after training: the asked units, nothing else, and small reports."""
+
+    round: int
+    ids: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    reports: Mapping[str, Tensor] = field(default_factory=dict)  # (k, ...)
+
+    def part(self, units: Sequence[str]) -> tuple[Tensor, Tensor] | None:
+        """Clients' numbers and their values of some units, where these lie together in one block."""
+        for block in self.blocks:
+            value = block.columns(units)
+            if value is not None:
+                ids = torch.tensor(self.ids)
+                return ids if block.places is None else ids[block.places], value
+        return None
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a method's server half looks at: everything that was sent in a round, over all families."""
+
+    round: int
+    ups: tuple[Up, ...]
+    models: Callable[["Sent", Tensor], tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def ids(self) -> Tensor:
+        """(k,) the clients that took part."""
+        return torch.tensor([i for up in self.ups for i in up.ids])
+
+    @property
+    def units(self) -> list[str]:
+        """Every unit that somebody sent."""
+        return list(dict.fromkeys(unit for up in self.ups for block in up.blocks for unit in block.units))
+
+    def parts(self, *units: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pairs of client numbers (k,) and values (k, size), one a family, of some units; units must lie together."""
+        for up in self.ups:
+            part = up.part(units)
+            if part is not None:
+                yield part
+
+    def value(self, unit: str) -> tuple[Tensor, Tensor]:
+        """Who sent a unit, (k,), and their copies, (k, size), where all copies have one shape."""
+        parts = list(self.parts(unit))
+        if not parts:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0)
+        return torch.cat([ids for ids, _ in parts]), torch.cat([value for _, value in parts])
+
+    def report(self, name: str) -> tuple[Tensor, Tensor]:
+        """Who reported something, (k,), and what, (k, ...)."""
+        parts = [(torch.tensor(up.ids), up.reports[name]) for up in self.ups if name in up.reports]
+        if not parts:
+            raise KeyError(f"no client reported '{name}' in round {self.round}")
+        return torch.cat([ids for ids, _ in parts]), torch.cat([value for _, value in parts])
+
+    def probabilities(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Who sent a whole model, (k,), and its class probabilities on samples the server holds, (k, n, classes)."""
+        if self.models is None:
+            raise ValueError("the server was given no architectures, so it cannot run the models it was sent")
+        return self.models(self, x)

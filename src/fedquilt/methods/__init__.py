@@ -1,0 +1,12 @@
+"""The methods, by name."""
+
+from fedquilt.methods.base import Method, Prepared, State
+from fedquilt.methods.fedavg import FedAvg
+from fedquilt.methods.fedper import FedPer
+from fedquilt.methods.fedprox import FedProx
+from fedquilt.methods.local import Local
+from fedquilt.methods.modfl import ModFL
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (Local, FedAvg, FedProx, FedPer, ModFL)}
+
+__all__ = ["METHODS", "FedAvg", "FedPer", "FedProx", "Local", "Method", "ModFL", "Prepared", "State"]

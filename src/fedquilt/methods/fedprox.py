@@ -1,0 +1,26 @@
+"""FedProx (Li et al. 2020, eq. 2). FedAvg whose clients also minimise mu/2 ||theta - received||^2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedquilt.methods.fedavg import FedAvg
+from fedquilt.training.objective import Objective, cross_entropy, proximal
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg with a pull towards the received model while training."""
+
+    name: ClassVar[str] = "fedprox"
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.mu < 0:
+            raise ValueError(f"FedProx with mu={self.mu} would push clients apart; give a mu above 0")
+        if self.mu == 0:
+            raise ValueError("FedProx with mu=0 is FedAvg: use the method 'fedavg'")
+
+    def objective(self) -> Objective:
+        return cross_entropy() + proximal(self.mu)

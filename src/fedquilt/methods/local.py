@@ -1,0 +1,20 @@
+"""Local training: no unit is shared. The bar that a federation must clear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedquilt.messages import Roster
+from fedquilt.methods.base import Method, State
+from fedquilt.sharing import Plan, nobody
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Every client trains alone."""
+
+    name: ClassVar[str] = "local"
+
+    def begin(self, roster: Roster) -> tuple[State, Plan]:
+        return {}, nobody(roster.units, len(roster))

@@ -1,0 +1,95 @@
+"""Results: one row per client, round, read-out and split; means and spread are computed from the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedquilt.training.evaluate import accuracy, f_by_class, macro_f1
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What all clients scored with one read-out on one split after one round: (K, classes, classes) counts."""
+
+    round: int
+    readout: str
+    split: str
+    clients: tuple[str, ...]
+    counts: Tensor
+
+    def rows(self) -> list[Row]:
+        """One row a client; a client without samples in the split has none."""
+        right, f1, by_class = accuracy(self.counts), macro_f1(self.counts), f_by_class(self.counts)
+        samples, there = self.counts.sum((1, 2)).tolist(), self.counts.sum(2) > 0
+        measures = [[round(f, 6) if t else None for f, t in zip(*pair, strict=True)]
+                    for pair in zip(by_class.tolist(), there.tolist(), strict=True)]  # fmt: skip
+        return [
+            {
+                "round": self.round,
+                "client": client,
+                "readout": self.readout,
+                "split": self.split,
+                "accuracy": float(right[i]),
+                "f1": float(f1[i]),
+                "samples": int(samples[i]),
+                "f_by_class": measures[i],
+            }
+            for i, client in enumerate(self.clients)
+            if samples[i]
+        ]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over the clients that have samples."""
+        return float(accuracy(self.counts).nanmean())
+
+
+def worst_decile(values: Sequence[float]) -> float:
+    """The mean over the worst tenth of the clients, at least one.
+
+    >>> worst_decile([0.9, 0.5, 0.8])
+    0.5
+    """
+    tenth = sorted(values)[: max(1, len(values) // 10)]
+    return sum(tenth) / len(tenth)
+
+
+def final(rows: Iterable[Row], readout: str, split: str) -> dict[str, Row]:
+    """Each client's last row with a read-out on a split."""
+    last: dict[str, Row] = {}
+    for row in rows:
+        if row["readout"] == readout and row["split"] == split:
+            last[row["client"]] = row
+    return last
+
+
+def summarise(rows: Sequence[Row], alone: Sequence[Row] | None, readout: str, split: str = "test") -> dict[str, Any]:
+    """Mean, spread and worst decile over clients in the last round, and the gain over the same clients alone."""
+    last = final(rows, readout, split)
+    if not last:
+        return {"readout": readout, "split": split, "accuracy_mean": None}
+    scores = torch.tensor([row["accuracy"] for row in last.values()], dtype=torch.float64)
+    summary: dict[str, Any] = {
+        "readout": readout,
+        "split": split,
+        "accuracy_mean": float(scores.mean()),
+        "accuracy_std": float(scores.std(correction=0)),
+        "accuracy_worst_decile": worst_decile(scores.tolist()),
+        "f1_mean": sum(row["f1"] for row in last.values()) / len(last),
+    }
+    if alone is not None:
+        bar = final(alone, "received", split)
+        gains = [row["accuracy"] - bar[client]["accuracy"] for client, row in last.items() if client in bar]
+        summary |= {
+            "alone_mean": sum(bar[c]["accuracy"] for c in last if c in bar) / len(gains),
+            "gain_over_alone": sum(gains) / len(gains),
+            "share_gaining": sum(gain > 0 for gain in gains) / len(gains),
+        }
+    return summary

@@ -1,0 +1,222 @@
+"""The server: it holds the plan, one value per unit and circle, and a method's server half. It never sees data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedquilt.messages import Block, Down, Member, Roster, Sent, Up
+from fedquilt.methods.base import Method, State
+from fedquilt.sharing import AnyUnit, Plan, Rule, Traffic, inherit, mean, merge_unit, traffic
+from fedquilt.stacks import Signature
+
+Key = tuple[str, Signature]  # a unit in one of the shapes it comes in
+
+
+@dataclass
+class Shelf:
+    """The server's values of units with one and the same plan: a row a circle, unit after unit in the columns."""
+
+    plan: AnyUnit
+    keys: tuple[Key, ...]
+    value: Tensor  # (circles, size)
+    known: Tensor  # (circles,) bool: whether a circle has a value at all
+    settled: bool = False  # whether it is certain, without asking the device, that all circles have one
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return tuple(unit for unit, _ in self.keys)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(_size(signature) for _, signature in self.keys)
+
+    def column(self, key: Key) -> Tensor:
+        """The values of one unit, as a view."""
+        at = self.keys.index(key)
+        start = sum(self.sizes[:at])
+        return self.value[:, start : start + self.sizes[at]]
+
+    def single(self, key: Key) -> Shelf:
+        """A shelf for one of the units alone."""
+        return Shelf(self.plan, (key,), self.column(key).clone(), self.known.clone(), self.settled)
+
+    def all_known(self) -> bool:
+        """Whether every circle has a value; once it has, it keeps one."""
+        self.settled = self.settled or bool(self.known.all())
+        return self.settled
+
+
+def _size(signature: Signature) -> int:
+    return sum(int(torch.Size(shape).numel()) for shape in signature)
+
+
+class Server:
+    """Writes plans, merges what is sent, and hands each client the values of its circles.
+
+    `first` gives the first value of every unit in every shape: that of the first client to bring it. `rule` is how
+    copies are merged.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        roster: Roster,
+        first: Mapping[Key, Tensor],
+        rule: Rule = mean,
+        device: torch.device | str = "cpu",
+        models: Callable[[Sent, Tensor], tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        self.method, self.roster, self.rule, self.models = method, roster, rule, models
+        self.device = torch.device(device)
+        self.round = 0
+        self.refused = torch.zeros(len(roster), dtype=torch.int64, device=self.device)
+        self.state: State
+        self.state, self.plan = method.begin(roster)
+        self.plan.check(roster.signatures(), roster.names)
+        self.shelves = self._arrange(self.plan)
+        for shelf in self.shelves:
+            start = torch.cat([first[key].to(self.device) for key in shelf.keys])
+            shelf.value.copy_(start.expand_as(shelf.value))
+            shelf.known.fill_(True)
+        self._declared()
+
+    # --- a round ---------------------------------------------------------------------------------------------------
+
+    def down(self, ids: Sequence[int]) -> Down:
+        """What clients of one architecture receive now: values of their circles, and what to send after training."""
+        ids = tuple(ids)
+        has = self.roster.members[ids[0]].units
+        everybody = len(ids) == len(self.roster) and ids == tuple(range(len(ids)))
+        places = None if everybody else torch.tensor(ids)
+        here = None if places is None else places.to(self.device, non_blocking=True)
+        blocks: list[Block] = []
+        pulls: list[Tensor | None] = []
+        for shelf in self.shelves:
+            if any(has.get(unit) != signature for unit, signature in shelf.keys):
+                continue
+            receives = shelf.plan.receives if places is None else shelf.plan.receives[places]
+            if not bool(receives.any()):
+                continue
+            plan = shelf.plan.to(self.device)
+            row = plan.row if here is None else plan.row[here]
+            value = shelf.value.expand(len(ids), -1) if plan.count == 1 else shelf.value[row]
+            whole = plan.whole and bool(receives.all()) and shelf.all_known()
+            pull = None if whole else (plan.taken if here is None else plan.taken[here]) * shelf.known[row]
+            blocks.append(Block(shelf.units, shelf.sizes, None, value))
+            pulls.append(pull)
+        send = {}
+        for unit in has:
+            sends = self.plan.sends(unit) if places is None else self.plan.sends(unit)[places]
+            if bool(sends.any()):
+                send[unit] = sends
+        told = self.method.tell(self.state, self.roster, ids)
+        return Down(self.round + 1, ids, tuple(blocks), tuple(pulls), send, self._everyone, told)
+
+    def merge(self, ups: Sequence[Up]) -> None:
+        """Close a round: the method writes the plan, by which what was sent is merged."""
+        sent = Sent(self.round + 1, tuple(ups), self.models)
+        self.state, plan = self.method.next(self.state, self.plan, sent, self.roster)
+        if plan is not self.plan and plan != self.plan:
+            plan.check(self.roster.signatures(), self.roster.names)
+            self._rearrange(plan)
+        self.plan = plan
+        for shelf in list(self.shelves):
+            self._merge_shelf(shelf, ups)
+        self.round += 1
+
+    def traffic(self, participants: Sequence[int]) -> Traffic:
+        """What the coming round moves, from the plan alone."""
+        return traffic(self.plan, self._sizes, torch.tensor(list(participants)))
+
+    def declare(self, members: Mapping[int, Member]) -> None:
+        """Clients that changed declare themselves anew: other labels, other sample counts, another architecture."""
+        now = tuple(members.get(i, member) for i, member in enumerate(self.roster.members))
+        self.roster = replace(self.roster, members=now)
+        self._declared()
+
+    def _declared(self) -> None:
+        self._sizes = self.roster.sizes()
+        self._everyone = int(self.roster.samples.sum())
+
+    # --- values ----------------------------------------------------------------------------------------------------
+
+    def _merge_shelf(self, shelf: Shelf, ups: Sequence[Up]) -> None:
+        """Merge all units of a shelf at once where all came together from everyone, else one by one."""
+        whole = [self._part(up, shelf.keys) for up in ups]
+        together = all(part is not None or not self._any(up, shelf.keys) for part, up in zip(whole, ups, strict=True))
+        if not together:
+            self.shelves.remove(shelf)
+            singles = [shelf.single(key) for key in shelf.keys]
+            self.shelves += singles
+            for single in singles:
+                self._merge_shelf(single, ups)
+            return
+        parts = [part for part in whole if part is not None]
+        if not parts:
+            return
+        merged = merge_unit(shelf.plan, parts, self.rule)
+        shelf.value.copy_(merged.onto(shelf.value))
+        shelf.known |= merged.heard
+        ids = torch.cat([ids for ids, _ in parts]).to(self.device, non_blocking=True)
+        self.refused.index_add_(0, ids, merged.refused.long())
+
+    def _part(self, up: Up, keys: Sequence[Key]) -> tuple[Tensor, Tensor] | None:
+        has = self.roster.members[up.ids[0]].units
+        if any(has.get(unit) != signature for unit, signature in keys):
+            return None
+        return up.part([unit for unit, _ in keys])
+
+    def _any(self, up: Up, keys: Sequence[Key]) -> bool:
+        return any(self._part(up, (key,)) is not None for key in keys)
+
+    def _arrange(self, plan: Plan) -> list[Shelf]:
+        """Empty shelves for a plan: units that are planned alike lie together, shape by shape."""
+        signatures = self.roster.signatures()
+        shelves = []
+        for unit_plan, units in plan.alike:
+            if unit_plan.count == 0:
+                continue
+            shapes: dict[tuple[Signature | None, ...], None] = {}
+            for i in range(len(self.roster)):
+                shapes.setdefault(tuple(signatures[unit][i] for unit in units))
+            together = [shape for shape in shapes if None not in shape]
+            apart = {
+                (unit, s)
+                for shape in shapes
+                for unit, s in zip(units, shape, strict=True)
+                if s is not None and shape not in together
+            }
+            groups = [tuple(zip(units, shape, strict=True)) for shape in together]
+            groups += [(key,) for key in sorted(apart, key=repr) if not any(key in group for group in groups)]
+            for keys in groups:
+                named = tuple((unit, signature) for unit, signature in keys if signature is not None)
+                size = sum(_size(signature) for _, signature in named)
+                value = torch.zeros(unit_plan.count, size, device=self.device)
+                known = torch.zeros(unit_plan.count, dtype=torch.bool, device=self.device)
+                shelves.append(Shelf(unit_plan, named, value, known))
+        return shelves
+
+    def _rearrange(self, plan: Plan) -> None:
+        """Shelves for a new plan, filled with what the old ones held: a circle that goes on keeps its value."""
+        old = {key: shelf for shelf in self.shelves for key in shelf.keys}
+        shelves: list[Shelf] = []
+        for shelf in self._arrange(plan):
+            singles: list[Shelf] = []
+            for key in shelf.keys:
+                single, before = shelf.single(key), old.get(key)
+                if before is not None:
+                    rows = inherit(shelf.plan, before.plan).to(self.device)
+                    row = rows.clamp(min=0)
+                    single.known = (rows >= 0) & before.known[row]
+                    single.value = torch.where(single.known[:, None], before.column(key)[row], 0.0)
+                singles.append(single)
+            if all(torch.equal(single.known, singles[0].known) for single in singles):
+                value = torch.cat([single.value for single in singles], dim=1)
+                shelves.append(Shelf(shelf.plan, shelf.keys, value, singles[0].known))
+            else:
+                shelves += singles
+        self.shelves = shelves

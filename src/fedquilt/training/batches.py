@@ -1,0 +1,97 @@
+"""Which samples a client sees when: a function of (seed, client, round, epoch) alone.
+
+The order of a client's samples is the order of their hashes, computed for all clients as one tensor program, so that it
+does not depend on the engine, the device, or who else takes part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_SECOND = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def key_of(*parts: object) -> int:
+    """A 63-bit number from any values, the same on every machine.
+
+    >>> key_of(0, "phone-3") == key_of(0, "phone-3") != key_of(1, "phone-3")
+    True
+    """
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _mix(z: Tensor) -> Tensor:
+    """splitmix64's finaliser on int64 tensors; shifts are made logical by masking the sign's copies."""
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _FIRST
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _SECOND
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+def orders(keys: Tensor, round_: int | Tensor, epochs: int, counts: Tensor, longest: int) -> Tensor:
+    """The order of each client's samples in each epoch, (k, epochs, longest); places past a client's count come last.
+
+    >>> one = orders(torch.tensor([7]), 1, 2, torch.tensor([3]), 4)
+    >>> one.shape, sorted(one[0, 0, :3].tolist())
+    (torch.Size([1, 2, 4]), [0, 1, 2])
+    """
+    device = keys.device
+    if isinstance(round_, int):
+        round_ = torch.tensor(round_, device=device)  # as a tensor its product wraps round at 64 bits
+    samples = torch.arange(longest, device=device)
+    stream = _mix(keys + round_ * _GOLDEN)[:, None] + torch.arange(1, epochs + 1, device=device) * _GOLDEN  # (k, epochs)
+    hashes = _mix(_mix(stream)[:, :, None] + samples * _GOLDEN)  # (k, epochs, longest)
+    hashes = hashes.masked_fill(samples >= counts[:, None, None], torch.iinfo(torch.int64).max)
+    return hashes.argsort(dim=2)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Where each step of each client finds its batch: positions into the order of an epoch.
+
+    For k clients and S steps of batches of B: `epoch` (k, S), `position` (k, S, B), `mask` (k, S, B) or None where no
+    batch is padded and nobody ends early, `steps` the number of steps of each client.
+    """
+
+    epoch: Tensor
+    position: Tensor
+    mask: Tensor | None
+    steps: tuple[int, ...]
+    longest: int
+
+    @staticmethod
+    def of(counts: Sequence[int], batch: int, epochs: int, device: torch.device | str = "cpu") -> Schedule:
+        """The schedule of clients with these sample counts.
+
+        >>> Schedule.of([4, 3], batch=2, epochs=1).mask[1].tolist()
+        [[1.0, 1.0], [1.0, 0.0]]
+        """
+        count = torch.tensor(counts)[:, None]  # (k, 1)
+        batch = min(batch, max(counts))
+        per_epoch = (count + batch - 1) // batch
+        most = int(per_epoch.max()) * epochs
+        step = torch.arange(most)[None]  # (1, S)
+        epoch = step // per_epoch
+        position = (step % per_epoch)[:, :, None] * batch + torch.arange(batch)  # (k, S, B)
+        real = (position < count[:, :, None]) & (epoch < epochs)[:, :, None]
+        mask = None if bool(real.all()) else real.float().to(device)
+        return Schedule(
+            epoch.clamp(max=epochs - 1).to(device),
+            torch.where(real, position, 0).to(device),
+            mask,
+            tuple((per_epoch[:, 0] * epochs).tolist()),
+            max(counts),
+        )
+
+    def indices(self, order: Tensor, starts: Tensor) -> Tensor:
+        """Rows of the sample table for every step, (k, S, B), from the orders (k, epochs, longest)."""
+        k, steps, batch = self.position.shape
+        flat = (self.epoch * self.longest)[:, :, None] + self.position  # (k, S, B) places in (epochs * longest)
+        return order.flatten(1).gather(1, flat.flatten(1)).view(k, steps, batch) + starts[:, None, None]

@@ -1,0 +1,109 @@
+"""Choosing an engine for a family: by name, or by timing a short trial of each that could be the fastest."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedquilt.training.engine import Engine, Job, Recipe
+from fedquilt.training.objective import Batch, Context
+from fedquilt.training.parallel import Parallel, cores
+from fedquilt.training.sequential import Sequential
+from fedquilt.training.vectorised import Vectorised
+
+ENGINES: dict[str, type[Engine]] = {e.name: e for e in (Vectorised, Parallel, Sequential)}
+_TRIAL_BATCHES = 2
+
+
+def choose(name: str, recipe: Recipe, rows: Tensor, extras: dict[str, Tensor]) -> Engine:
+    """The engine of a name; 'auto' tries the candidates on copies of some clients' rows and takes the fastest.
+
+    A model that cannot be stacked is trained by another engine, and that is said once.
+    """
+    if name not in (*ENGINES, "auto"):
+        raise ValueError(f"the engine '{name}' is not known; take auto, {', '.join(ENGINES)}")
+    if name in ("parallel", "sequential"):
+        return ENGINES[name](recipe)
+    short = _shortened(recipe)
+    job = Job(rows, tuple(range(len(rows))), 1, recipe.training.lr, None, extras)
+    try:
+        stacked = _seconds(Vectorised(short), job, repeats=1 if name == "vectorised" else 2)
+    except Exception as error:
+        others = "parallel" if _can_fork(recipe, rows) else "sequential"
+        warnings.warn(
+            f"this model cannot be stacked, so it is trained with the engine '{others}': {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return ENGINES[others](recipe)
+    if name == "vectorised" or recipe.device.type == "cuda":
+        return Vectorised(recipe)
+    other = Parallel if _can_fork(recipe, rows) else Sequential
+    return Vectorised(recipe) if stacked <= _seconds(other(short), job, repeats=2) else other(recipe)
+
+
+def _can_fork(recipe: Recipe, rows: Tensor) -> bool:
+    return recipe.device.type == "cpu" and cores() > 1 and len(rows) > 1
+
+
+def _shortened(recipe: Recipe) -> Recipe:
+    """The same work with few batches a client and one epoch."""
+    most = recipe.training.batch * _TRIAL_BATCHES
+    samples = replace(recipe.samples, count=tuple(min(n, most) for n in recipe.samples.count))
+    return replace(recipe, samples=samples, training=replace(recipe.training, epochs=1))
+
+
+def _seconds(engine: Engine, job: Job, repeats: int) -> float:
+    """The time of a trial, the first run of which only warms up."""
+    try:
+        for _ in range(repeats):
+            start = time.perf_counter()
+            engine.train(replace(job, rows=job.rows.clone()))
+        return time.perf_counter() - start
+    finally:
+        engine.close()
+
+
+def bytes_a_client(recipe: Recipe, extras: dict[str, Tensor]) -> int:
+    """About how much memory one client takes while it trains: its row several times, and what backward remembers."""
+    saved = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal saved
+        saved += tensor.numel() * tensor.element_size()
+        return tensor
+
+    module, samples = recipe.module(), recipe.samples
+    index = torch.arange(samples.start[0], samples.start[0] + min(recipe.training.batch, samples.count[0]))
+    batch = Batch(samples.x[index].to(recipe.device), samples.y[index].to(recipe.device))
+    named = dict(module.named_parameters())
+    anchor = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_anchor else {}
+    context = Context(named, anchor, {n: v[0] for n, v in extras.items()}, torch.zeros((), dtype=torch.int64))
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        recipe.objective(module, batch, context)
+    return 4 * recipe.layout.width * 6 + 3 * saved
+
+
+def how_many_at_once(recipe: Recipe, extras: dict[str, Tensor]) -> int:
+    """How many clients are stacked at once, so that they take less than half a GPU, or a seventh of a CPU's memory.
+
+    It follows from the model and the size of the machine alone, never from what happens to be free.
+    """
+    if recipe.device.type == "cuda":
+        budget = torch.cuda.get_device_properties(recipe.device).total_memory // 5 * 2
+    else:
+        budget = _memory() // 7
+    return max(1, budget // max(1, bytes_a_client(recipe, extras)))
+
+
+def _memory() -> int:
+    import os
+
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 8 * 2**30

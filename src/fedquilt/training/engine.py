@@ -1,0 +1,79 @@
+"""What every engine is: it takes rows of clients, trains them in place, and says how they did."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedquilt.stacks import Layout
+from fedquilt.training.objective import Objective
+from fedquilt.training.settings import Training
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The training samples of a family's clients in one table; client j owns `count[j]` rows from `start[j]` on.
+
+    `key[j]` is the client's random key: with the round it decides the order of its samples.
+    """
+
+    x: Tensor
+    y: Tensor
+    start: tuple[int, ...]
+    count: tuple[int, ...]
+    key: tuple[int, ...]
+
+    def to(self, device: torch.device) -> Samples:
+        """The same samples on a device."""
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One round's training of some clients of a family.
+
+    `rows` (k, width) are trained in place. `members` are the clients' places in the family's `Samples`. `scale` is None or multiplies the learning rate, (k, 1) or (k, parameters). `extras` are whatever the
+    method prepared, with the client first.
+    """
+
+    rows: Tensor
+    members: tuple[int, ...]
+    round: int
+    lr: float
+    scale: Tensor | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an engine is built for: a family's module, how it lies in a row, its samples, settings and objective."""
+
+    template: nn.Module
+    layout: Layout
+    samples: Samples
+    training: Training
+    objective: Objective
+    device: torch.device
+
+    def module(self) -> nn.Module:
+        """A copy of the module for the engine to keep, in training mode, on the device."""
+        return copy.deepcopy(self.template).to(self.device).train()
+
+
+class Engine(Protocol):
+    """Trains clients of one family. All engines give the same numbers."""
+
+    name: ClassVar[str]
+
+    def __init__(self, recipe: Recipe) -> None: ...
+
+    def train(self, job: Job) -> Tensor:
+        """Train the rows of the job in place; the mean loss of each client over its steps, (k,)."""
+
+    def close(self) -> None:
+        """Give back processes and memory."""

@@ -1,0 +1,78 @@
+"""Optimisers of stacks: one fused operation updates every parameter of every client of a family.
+
+A client's state is fresh in each round, so there is nothing to keep between rounds. A learning rate may be scaled per
+client or per parameter by `scale`; zero leaves a number exactly as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedquilt.training.settings import Training
+
+
+class Optimiser:
+    """SGD, Adam or AdamW on lists of tensors: `[matrix]` of a whole family, or one client's parameters.
+
+    >>> theta = torch.ones(2, 3)
+    >>> Optimiser(Training(lr=0.5), [theta]).step([torch.ones(2, 3)], lr=0.5)
+    >>> theta[0].tolist()
+    [0.5, 0.5, 0.5]
+    """
+
+    def __init__(self, training: Training, parameters: Sequence[Tensor]) -> None:
+        self.training = training
+        self.parameters = list(parameters)
+        self.first: list[Tensor] = []
+        self.second: list[Tensor] = []
+        self.steps: list[Tensor] = []
+        if training.optimiser != "sgd" or training.momentum > 0:
+            self.first = [torch.zeros_like(p) for p in parameters]
+        if training.optimiser != "sgd":
+            self.second = [torch.zeros_like(p) for p in parameters]
+            self.steps = [torch.zeros((), device=p.device) for p in parameters]
+
+    def reset(self) -> None:
+        """Forget everything, as at the start of a round."""
+        for tensor in self.first + self.second + self.steps:
+            tensor.zero_()
+
+    def step(self, gradients: Sequence[Tensor], lr: float | Tensor) -> None:
+        """One step; `lr` is a number, or a tensor of no dimensions where a captured graph reads it anew."""
+        t = self.training
+        if t.optimiser == "sgd":
+            # A buffer of zeros makes the first step momentum * 0 + gradient: no special first step is needed.
+            torch._fused_sgd_(
+                self.parameters,
+                list(gradients),
+                self.first,
+                weight_decay=t.weight_decay,
+                momentum=t.momentum,
+                lr=lr,
+                dampening=0.0,
+                nesterov=t.nesterov,
+                maximize=False,
+                is_first_step=False,
+            )
+            return
+        for step in self.steps:
+            step.add_(1.0)
+        update = torch._fused_adam_ if t.optimiser == "adam" else torch._fused_adamw_
+        update(
+            self.parameters,
+            list(gradients),
+            self.first,
+            self.second,
+            [],
+            self.steps,
+            lr=lr,
+            beta1=t.betas[0],
+            beta2=t.betas[1],
+            weight_decay=t.weight_decay,
+            eps=t.eps,
+            amsgrad=False,
+            maximize=False,
+        )

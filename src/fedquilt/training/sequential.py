@@ -1,0 +1,87 @@
+"""One client after another: for models that cannot be stacked, and the oracle the other engines are tested against."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedquilt.training.batches import Schedule, key_of, orders
+from fedquilt.training.engine import Job, Recipe
+from fedquilt.training.objective import Batch, Context
+from fedquilt.training.optim import Optimiser
+
+
+class Sequential:
+    """A plain loop over clients, each trained by ordinary autograd."""
+
+    name: ClassVar[str] = "sequential"
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.module = recipe.module()
+        layout = recipe.layout
+        # The parameters are views of one flat vector: a client is copied in and out as a row.
+        self.flat = torch.zeros(layout.parameters, device=recipe.device)
+        named = dict(self.module.named_parameters())
+        for name in layout.parameter_names:
+            place = layout.places[name]
+            named[name].data = self.flat[place.start : place.stop].view(place.shape)
+        self.parameters = [named[name] for name in layout.parameter_names]
+        self.buffers = dict(self.module.named_buffers())
+        self.optimiser = Optimiser(recipe.training, [p.data for p in self.parameters])
+
+    def train(self, job: Job) -> Tensor:
+        losses = torch.zeros(len(job.members), device=job.rows.device)
+        for at in range(len(job.members)):
+            losses[at] = self.train_one(job, at)
+        return losses
+
+    def train_one(self, job: Job, at: int) -> Tensor:
+        """Train the client at one place of a job, in place; its mean loss."""
+        recipe, layout, samples = self.recipe, self.recipe.layout, self.recipe.samples
+        count, start = samples.count[job.members[at]], samples.start[job.members[at]]
+        key, row = samples.key[job.members[at]], job.rows[at]
+        self.flat.copy_(row[: layout.parameters])
+        for name, buffer in self.buffers.items():
+            place = layout.places[name]
+            buffer.copy_(row[place.start : place.stop].view(place.shape))
+        torch.manual_seed(key_of(key, job.round))  # for dropout and the like
+        self.optimiser.reset()
+        schedule = _schedule(count, recipe.training.batch, recipe.training.epochs)
+        order = orders(torch.tensor([key]), job.round, recipe.training.epochs, torch.tensor([count]), count)
+        indices = schedule.indices(order, torch.tensor([start]))[0].to(recipe.device)  # (S, B)
+        anchor = layout.split_parameters(self.flat.clone()) if recipe.objective.needs_anchor else {}
+        extras = {name: value[at] for name, value in job.extras.items()}
+        scale = None if job.scale is None else job.scale[at]
+        named = dict(zip(layout.parameter_names, self.parameters, strict=True))
+        total = torch.zeros((), device=recipe.device)
+        for step in range(schedule.steps[0]):
+            index = indices[step]
+            if schedule.mask is not None:  # the last batch of an epoch may be short: it is cut, not padded
+                index = index[: int(schedule.mask[0, step].sum())]
+            batch = Batch(samples.x[index].to(recipe.device), samples.y[index].to(recipe.device))
+            context = Context(named, anchor, extras, schedule.epoch[0, step])
+            loss = recipe.objective(self.module, batch, context)
+            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+            before = None if scale is None else self.flat.clone()
+            self.optimiser.step(gradients, job.lr)
+            if before is not None and scale is not None:
+                torch.lerp(before, self.flat, scale.expand_as(self.flat), out=self.flat)
+            total += loss.detach()
+        row[: layout.parameters] = self.flat
+        for name, buffer in self.buffers.items():
+            place = layout.places[name]
+            row[place.start : place.stop] = buffer.reshape(-1)
+        return total / schedule.steps[0]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@lru_cache(maxsize=4096)
+def _schedule(count: int, batch: int, epochs: int) -> Schedule:
+    """A client's schedule; clients of one size have the same one."""
+    return Schedule.of([count], batch, epochs)

@@ -1,0 +1,278 @@
+"""All clients of a family at once: one tensor program over a leading client axis.
+
+`vmap(grad(loss))` over `functional_call` gives every client's gradient, one fused operation updates every client's
+parameters. On CUDA the whole local training of a round is one captured graph where clients are even, and one graph a
+step where they are not; a new shape makes a new graph and old ones are kept. On a CPU a step that recurs is traced once,
+which takes vmap's dispatch out of the later ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedquilt.training.batches import Schedule, key_of, orders
+from fedquilt.training.engine import Job, Recipe
+from fedquilt.training.layers import padding, prepare
+from fedquilt.training.objective import Batch, Context
+from fedquilt.training.optim import Optimiser
+
+_TRACE_AFTER = 12  # steps of one shape before tracing pays
+_WHOLE_ROUND_STEPS = 256  # longer local training is replayed step by step: capturing it whole would take too long
+
+Step = Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+class Vectorised:
+    """Clients stacked, steps shared."""
+
+    name: ClassVar[str] = "vectorised"
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.module = prepare(recipe.module(), matmul_convolutions=recipe.device.type == "cuda")
+        self.keys = torch.tensor(recipe.samples.key, device=recipe.device)
+        self.starts = torch.tensor(recipe.samples.start, device=recipe.device)
+        self.stages: dict[tuple[Any, ...], _Stage] = {}
+
+    def train(self, job: Job) -> Tensor:
+        counts = tuple(self.recipe.samples.count[m] for m in job.members)
+        shapes = tuple((name, tuple(value.shape)) for name, value in sorted(job.extras.items()))
+        scale = None if job.scale is None else tuple(job.scale.shape)
+        even = len(set(counts)) == 1
+        key = (len(counts), counts[0] if even else counts, shapes, scale)
+        if key not in self.stages:
+            if len(self.stages) >= 64 and not even:  # endless new combinations of uneven clients: keep the latest
+                self.stages.pop(next(iter(self.stages)))
+            self.stages[key] = _Stage(self, counts, job)
+        return self.stages[key].run(job)
+
+    def gradients(
+        self,
+        parameters: Tensor,
+        buffers: Tensor,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor | None,
+        anchor: Tensor | None,
+        epoch: Tensor,
+        extras: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients (k, parameters), losses (k,) and new buffers (k, buffers) of one batch of every client."""
+        layout, objective, module = self.recipe.layout, self.recipe.objective, self.module
+
+        def loss_of(
+            row: Tensor,
+            buffer: Tensor,
+            x: Tensor,
+            y: Tensor,
+            mask: Tensor | None,
+            anchor: Tensor | None,
+            epoch: Tensor,
+            extras: dict[str, Tensor],
+        ) -> tuple[Tensor, Tensor]:
+            named = layout.split_parameters(row)
+            own = layout.split_buffers(buffer.clone())
+
+            def call(x: Tensor, **kwargs: Any) -> Tensor:
+                result: Tensor = functional_call(module, (named, own), (x,), kwargs)
+                return result
+
+            received = {} if anchor is None else layout.split_parameters(anchor)
+            with padding(mask):
+                loss = objective(call, Batch(x, y, mask), Context(named, received, extras, epoch))
+            after = torch.cat([b.reshape(-1).float() for b in own.values()]) if own else buffer
+            return loss, after
+
+        axes = (0, 0, 0, 0, None if mask is None else 0, None if anchor is None else 0, 0, 0)
+        program = vmap(grad_and_value(loss_of, has_aux=True), in_dims=axes, randomness="different")
+        gradients, (losses, after) = program(parameters, buffers, x, y, mask, anchor, epoch, extras)
+        return gradients, losses, after
+
+    def close(self) -> None:
+        """Drop graphs and buffers."""
+        self.stages.clear()
+
+
+class _Stage:
+    """The memory and the program for one shape of work: how many clients, with how many samples each."""
+
+    def __init__(self, engine: Vectorised, counts: tuple[int, ...], job: Job) -> None:
+        recipe, device = engine.recipe, engine.recipe.device
+        self.engine, self.recipe = engine, recipe
+        self.schedule = Schedule.of(counts, recipe.training.batch, recipe.training.epochs, device)
+        k, width, inside = len(counts), recipe.layout.width, recipe.layout.parameters
+        self.counts = torch.tensor(counts, device=device)
+        self.parameters = torch.empty(k, inside, device=device)
+        self.buffers = torch.empty(k, width - inside, device=device)
+        self.optimiser = Optimiser(recipe.training, [self.parameters])
+        self.anchor = torch.empty_like(self.parameters) if recipe.objective.needs_anchor else None
+        self.extras = {name: torch.empty_like(value, device=device) for name, value in job.extras.items()}
+        self.scale = None if job.scale is None else torch.empty_like(job.scale, device=device)
+        self.members: tuple[int, ...] = ()
+        self.places = torch.empty(k, dtype=torch.int64, device=device)  # the members, on the device
+        self.round = torch.zeros((), dtype=torch.int64, device=device)
+        self.lr = torch.zeros((), device=device)
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        self.losses = torch.zeros(k, device=device)
+        self.steps = torch.tensor(self.schedule.steps, device=device)
+        self.indices: Tensor | None = None
+        self.seen = 0
+        self.program: Step = engine.gradients
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.eager = device.type != "cuda"
+        self.whole = self.schedule.mask is None and self.schedule.position.shape[1] <= _WHOLE_ROUND_STEPS
+
+    def run(self, job: Job) -> Tensor:
+        inside = self.recipe.layout.parameters
+        self.parameters.copy_(job.rows[:, :inside])
+        self.buffers.copy_(job.rows[:, inside:])
+        if self.anchor is not None:
+            self.anchor.copy_(self.parameters)
+        for name, value in job.extras.items():
+            self.extras[name].copy_(value)
+        if self.scale is not None and job.scale is not None:
+            self.scale.copy_(job.scale)
+        self.round.fill_(job.round)
+        self.lr.fill_(job.lr)
+        if job.members != self.members:
+            self.places.copy_(torch.tensor(job.members))
+            self.members = job.members
+        torch.manual_seed(key_of("stack", self.recipe.samples.key[job.members[0]], job.round))  # for dropout
+        if self.eager:
+            self.everything()
+        else:
+            self.replay()
+        job.rows[:, :inside] = self.parameters
+        job.rows[:, inside:] = self.buffers
+        return self.losses / self.steps
+
+    def begin(self) -> None:
+        """Draw the orders of the round and forget the last one."""
+        training = self.recipe.training
+        keys, starts = self.engine.keys[self.places], self.engine.starts[self.places]
+        order = orders(keys, self.round, training.epochs, self.counts, self.schedule.longest)
+        indices = self.schedule.indices(order, starts)  # (k, S, B)
+        if self.indices is None:
+            self.indices = indices
+        else:
+            self.indices.copy_(indices)
+        self.optimiser.reset()
+        self.losses.zero_()
+        self.step.zero_()
+
+    def one_step(self, at: int | None) -> None:
+        """One step of every client: the step of a number, or of the counter that lives on the device."""
+        assert self.indices is not None
+        schedule, samples = self.schedule, self.recipe.samples
+
+        def pick(table: Tensor) -> Tensor:
+            return table[:, at] if at is not None else table.index_select(1, self.step.view(1)).squeeze(1)
+
+        index = pick(self.indices)  # (k, B)
+        mask = None if schedule.mask is None else pick(schedule.mask)
+        if samples.x.device == index.device:
+            x, y = samples.x[index], samples.y[index]
+        else:  # samples that do not fit on the device rest in host memory
+            x, y = (t[index.cpu()].to(index.device) for t in (samples.x, samples.y))
+        gradients, losses, buffers = self.program(
+            self.parameters, self.buffers, x, y, mask, self.anchor, pick(schedule.epoch), self.extras
+        )
+        moves = None if mask is None else (mask.amax(dim=1) > 0).to(losses.dtype)  # (k,) 0 for who has finished
+        scale = self.scale
+        if moves is not None:
+            scale = moves[:, None] if scale is None else scale * moves[:, None]
+        if scale is None:
+            self.optimiser.step([gradients], self.lr_now())
+        else:
+            before = self.parameters.clone()
+            self.optimiser.step([gradients], self.lr_now())
+            torch.lerp(before, self.parameters, scale.expand_as(before), out=self.parameters)
+        self.losses += losses if moves is None else losses * moves
+        if self.buffers.shape[1]:
+            self.buffers.copy_(buffers if moves is None else torch.where(moves[:, None] > 0, buffers, self.buffers))
+        self.step += 1
+
+    def lr_now(self) -> float | Tensor:
+        return self.lr if self.lr.is_cuda else float(self.lr)
+
+    def everything(self) -> None:
+        """The whole local training, eagerly; a step that recurs is traced."""
+        self.begin()
+        for at in range(self.schedule.position.shape[1]):
+            self.seen += 1
+            if self.seen == _TRACE_AFTER and not self.lr.is_cuda:
+                self.trace(at)
+            self.one_step(at)
+
+    def trace(self, at: int) -> None:
+        """Trace the gradients' program once; where that is impossible it stays as it was."""
+        assert self.indices is not None
+        schedule, samples = self.schedule, self.recipe.samples
+        index = self.indices[:, at]
+        mask = None if schedule.mask is None else schedule.mask[:, at]
+        arguments = (self.parameters, self.buffers, samples.x[index], samples.y[index], mask, self.anchor)
+        program = self.program
+        try:
+            self.program = make_fx(lambda *given: program(*given))(*arguments, schedule.epoch[:, at], self.extras)
+        except Exception as error:  # tracing is only a way to be faster
+            warnings.warn(f"a step could not be traced and runs untraced: {error}", RuntimeWarning, stacklevel=2)
+
+    def replay(self) -> None:
+        """The whole local training on CUDA, as graphs."""
+        steps = self.schedule.position.shape[1]
+        if self.graph is None:
+            self.seen += 1
+            if self.seen < 2:  # the first round runs eagerly: it warms up every library, and many runs end after it
+                self.everything()
+                return
+            if not self.capture():
+                self.eager = True
+                self.everything()
+                return
+        assert self.graph is not None
+        if self.whole:
+            self.graph.replay()
+            return
+        self.begin()
+        for _ in range(steps):
+            self.graph.replay()
+
+    def capture(self) -> bool:
+        """Capture the round, or one step; False (said once) where the model cannot be captured."""
+        kept = (self.parameters.clone(), self.buffers.clone())
+        collecting = gc.isenabled()
+        gc.disable()  # freeing an old graph while capturing breaks the new one
+        graph = torch.cuda.CUDAGraph()
+        try:
+            self.begin()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                if self.whole:
+                    self.begin()
+                    for at in range(self.schedule.position.shape[1]):
+                        self.one_step(at)
+                else:
+                    self.one_step(None)
+        except RuntimeError as error:
+            warnings.warn(
+                f"this model's step cannot be captured as a CUDA graph and runs eagerly: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        finally:
+            if collecting:
+                gc.enable()
+            torch.cuda.synchronize()
+            self.parameters.copy_(kept[0])
+            self.buffers.copy_(kept[1])
+        self.graph = graph
+        return True

@@ -1,0 +1,101 @@
+"""What a method's client half sees: a stack of clients of one family, with their own data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedquilt.client import Split
+from fedquilt.messages import Down
+from fedquilt.stacks import Family
+from fedquilt.training.batches import key_of
+
+
+@dataclass(frozen=True)
+class Table:
+    """One split of the clients of a family, padded to the longest: x (k, n, ...), y (k, n), mask (k, n)."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class StackView:
+    """Clients of one family in one round: their numbers, parameters, buffers and data, all with the client first.
+
+    `rows` (k, width) are the clients' numbers; `parameter` and `buffer` give views into them that may be written to.
+    """
+
+    family: Family
+    ids: tuple[int, ...]
+    names: tuple[str, ...]
+    round: int
+    rounds: int
+    epochs: int
+    seed: int
+    classes: int
+    rows: Tensor
+    tables: Callable[[str], Table]
+    down: Down | None = None
+    common: Split | None = None
+    public_test: Split | None = None
+    vectorised: bool = True
+    traits: tuple[Mapping[str, str], ...] = ()
+    labels: tuple[tuple[int, ...], ...] = ()
+    samples: tuple[int, ...] = ()
+    _module: dict[str, nn.Module] = field(default_factory=dict)
+
+    def parameter(self, name: str) -> Tensor:
+        """One parameter of every client, (k, *shape)."""
+        return self.family.layout.tensor(self.rows, name)
+
+    buffer = parameter
+
+    def data(self, split: str) -> Table:
+        """A split of every client: train, validation or test."""
+        return self.tables(split)
+
+    def received(self, unit: str) -> Tensor | None:
+        """What the clients were sent of a unit, (k, size), or None; a client's pull says whether it is for it."""
+        for block in self.down.blocks if self.down is not None else ():
+            value = block.columns((unit,))
+            if value is not None:
+                return value
+        return None
+
+    def generator(self, *purpose: object) -> list[torch.Generator]:
+        """A generator for every client, from the seed, its name, the round and a purpose alone."""
+        return [
+            torch.Generator().manual_seed(key_of(self.seed, name, self.round, *purpose)) for name in self.names
+        ]
+
+    def map(self, function: Callable[..., Tensor], *tensors: Tensor, rows: Tensor | None = None) -> Tensor:
+        """function(call, *its part of the tensors) for every client; `call` runs the client's module in eval mode.
+
+        Vectorised where the engine is, else one client after another; nothing is differentiated.
+        """
+        rows = self.rows if rows is None else rows
+        layout = self.family.layout
+        if "eval" not in self._module:
+            self._module["eval"] = self.family.template.to(rows.device).eval()
+        module = self._module["eval"]
+
+        def one(row: Tensor, *parts: Tensor) -> Tensor:
+            named = layout.split(row)
+
+            def call(*args: Any, **kwargs: Any) -> Tensor:
+                result: Tensor = functional_call(module, named, args, kwargs)
+                return result
+
+            return function(call, *parts)
+
+        with torch.no_grad():
+            if self.vectorised:
+                return vmap(one, randomness="different")(rows, *tensors)
+            return torch.stack([one(row, *(t[i] for t in tensors)) for i, row in enumerate(rows)])
