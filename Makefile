@@ -1,0 +1,63 @@
+# `make demo` and `make test` do all the set-up on a machine with Python 3.11 or newer and make.
+# PYTHON=python3.12 make test   takes another interpreter;   DATA: set FEDQUILT_DATA to a folder with data caches.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+WORKERS ?= 2
+
+.PHONY: help demo test lint types test-deploy bench docs clean
+
+help:
+	@echo "make demo         set up, then five methods side by side on handwritten digits (under a minute)"
+	@echo "make test         set up, then lint, types, and all tests and examples"
+	@echo "make test-deploy  the slow tests on a real network stack"
+	@echo "make bench        the engine against a plain loop over clients"
+	@echo "make docs         the documentation, into site/"
+	@echo "make clean        remove $(VENV) and what tools left behind"
+
+# Stamps: a second call installs nothing unless the requirements changed.
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo "fedquilt needs Python 3.11 or newer; name one with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# PyTorch first and by itself, so that the builds of it that are configured for this machine are the ones asked for.
+$(VENV)/.torch: $(VENV)/.made
+	@echo "installing PyTorch into $(VENV); the first time takes a minute or two"
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt -e '.[data,plots,report,deploy,track,docs,dev]'
+	@touch $@ $(VENV)/.core
+
+demo: $(VENV)/.core
+	@$(BIN)/fedquilt demo
+
+test: lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not deploy"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+test-deploy: $(VENV)/.dev
+	$(BIN)/python -m pytest -m deploy
+
+bench: $(VENV)/.core
+	$(BIN)/python benchmarks/engine.py
+
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site src/*.egg-info
