@@ -80,7 +80,7 @@ def worst_decile(values: ArrayLike) -> float:
     0.025
     """
     clients = np.sort(score_table(values).mean(axis=1))
-    return float(clients[: max(1, math.ceil(len(clients) / 10))].mean())
+    return float(clients[: max(1, len(clients) // 10)].mean())
 
 
 def share_gaining(values: ArrayLike, alone: ArrayLike) -> float:

@@ -42,9 +42,9 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
         goal = f"{100 * comparison.target:.1f} %"
         columns.append((f"rounds to {goal}", [Cell(_reaching(r, comparison.seeds)) for r in rows]))
         if any(r.megabytes_to_target is not None for r in rows):
-            columns.append((f"MB to {goal}", [Cell(_number(r.megabytes_to_target, 1, ".4g")) for r in rows]))
+            columns.append((f"MB to {goal}", [Cell(megabytes(r.megabytes_to_target)) for r in rows]))
     if any(r.megabytes is not None for r in rows):
-        columns.append(("MB in all", [Cell(_number(r.megabytes, 1, ".4g")) for r in rows]))
+        columns.append(("MB in all", [Cell(megabytes(r.megabytes)) for r in rows]))
     if comparison.reference is not None and len(rows) > 1:
         columns.append((f"against {comparison.reference}", [Cell(_against(r)) for r in rows]))
         columns.append(("p (Holm)", [Cell(_p(r)) for r in rows]))
@@ -101,7 +101,7 @@ def records(comparison: Comparison) -> list[dict[str, str | float | bool | None]
 
 
 def as_latex(comparison: Comparison) -> str:
-    """A `tabular` for the booktabs package, its explanations as comments below.
+    """A `tabular` for the packages booktabs and amssymb, its explanations as comments below.
 
     >>> from fedquilt.report.compare import compare
     >>> print(as_latex(compare({"fed_avg": [[0.5], [0.5]]})).splitlines()[4])
@@ -164,6 +164,17 @@ def percent(interval: Interval | None, sign: bool = False) -> str:
         return "–"
     mean = f"{100 * interval.mean:+.1f}" if sign else f"{100 * interval.mean:.1f}"
     return f"{mean} ± {100 * interval.half:.1f}" if interval.half != float("inf") else mean
+
+
+def megabytes(value: float | None) -> str:
+    """Megabytes to three digits, or to the whole one.
+
+    >>> megabytes(0.01234), megabytes(37768.4), megabytes(None)
+    ('0.0123', '37,768', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def spreadsheet_safe(text: str) -> str:

@@ -1,0 +1,170 @@
+"""One read-out and split of a scenario's methods: curves over seeds, final scores, and the comparison."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedquilt.report.circles import packed
+from fedquilt.report.compare import Curve, compare, pair_up
+from fedquilt.report.files import Floats, Reading, RunFiles, Series
+from fedquilt.report.tables import as_csv, as_latex, as_markdown, cells, explanations
+
+ALONE = ("alone", "local")
+"""Names under which clients trained by themselves are found: a read-out of that name first, then a method."""
+
+
+@dataclass
+class Group:
+    """The runs of one method with the same settings, one a seed."""
+
+    name: str
+    runs: list[RunFiles] = field(default_factory=list)
+
+
+def view_data(
+    groups: Sequence[Group],
+    clients: Sequence[str],
+    reading: Reading | None,
+    reference: str | None = None,
+    target: float | None = None,
+) -> dict[str, Any]:
+    """Curves, final scores and the comparison for one read-out and split (None: each run's declared one)."""
+    methods: list[dict[str, Any] | None] = []
+    scores: dict[str, dict[int, dict[str, float]]] = {}
+    lone: dict[int, dict[str, float]] = {}
+    curves: dict[str, dict[int, Curve]] = {}
+    for group in groups:
+        lone |= {run.seed: found for run in group.runs if (found := _alone(run, reading))}
+    for group in groups:
+        mine = [(run, series) for run in group.runs if (series := run.series.get(reading or run.reading))]
+        if not mine:
+            methods.append(None)
+            continue
+        scores[group.name] = {run.seed: final_scores(run, series) for run, series in mine}
+        curves[group.name] = {run.seed: _curve(run, series) for run, series in mine}
+        told = _method_view(clients, list(curves[group.name].values()), scores[group.name], lone)
+        methods.append(told | {"reading": list(reading or mine[0][0].reading)})
+    return {
+        "title": "as each method declares" if reading is None else f"{reading[0]}, {reading[1]}",
+        "methods": methods,
+        "table": _comparison(scores, lone, curves, reference, target),
+    }
+
+
+def final_scores(run: RunFiles, series: Series) -> dict[str, float]:
+    """Each client's accuracy at the round the run's result is read at."""
+    at = len(series.rounds) - 1
+    if run.chosen in series.rounds:
+        at = series.rounds.index(run.chosen)
+    row = series.filled()[at]
+    return {c: float(v) for c, v in zip(run.clients, row, strict=True) if not math.isnan(v)}
+
+
+def _alone(run: RunFiles, reading: Reading | None) -> dict[str, float]:
+    """Each client's accuracy alone, if this run knows it."""
+    split = (reading or run.reading)[1]
+    if (series := run.series.get((ALONE[0], split))) is not None:
+        return final_scores(run, series)
+    if run.method in ALONE and (series := run.series.get(reading or run.reading) or run.series.get(run.reading)):
+        return final_scores(run, series)
+    return {}
+
+
+def _curve(run: RunFiles, series: Series) -> Curve:
+    moved = None
+    if run.traffic is not None:
+        total = np.cumsum((run.traffic.up + run.traffic.down).sum(axis=1))
+        place = np.searchsorted(run.traffic.rounds, series.rounds, side="right") - 1
+        moved = np.where(place < 0, 0.0, total[np.maximum(place, 0)]).tolist()
+    return Curve(series.rounds, known_mean(series.filled().T).tolist(), moved)
+
+
+def _method_view(
+    clients: Sequence[str],
+    curves: Sequence[Curve],
+    scores: Mapping[int, Mapping[str, float]],
+    lone: Mapping[int, Mapping[str, float]],
+) -> dict[str, Any]:
+    rounds = sorted({at for curve in curves for at in curve.rounds})
+    accuracy = np.stack([at_rounds(c.rounds, np.array(c.accuracy)[:, None], rounds)[:, 0] for c in curves])
+    moved = [at_rounds(c.rounds, np.array(c.megabytes)[:, None], rounds)[:, 0] for c in curves if c.megabytes]
+    final = np.array([[scores[s].get(c, math.nan) for c in clients] for s in scores])
+    both = [s for s in scores if s in lone]
+    gain = np.array([[scores[s].get(c, math.nan) - lone[s].get(c, math.nan) for c in clients] for s in both])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rounds that no seed has: NaN is the answer
+        low, high = np.nanmin(accuracy, axis=0), np.nanmax(accuracy, axis=0)
+    return {
+        "rounds": rounds,
+        "mean": _rounded(known_mean(accuracy)),
+        "low": _rounded(low),
+        "high": _rounded(high),
+        "megabytes": _rounded(known_mean(np.stack(moved))) if moved else None,
+        "final": packed(known_mean(final).astype(np.float32)),
+        "gain": packed(known_mean(gain).astype(np.float32)) if both and not np.isnan(gain).all() else None,
+    }
+
+
+def _comparison(
+    scores: Mapping[str, Mapping[int, Mapping[str, float]]],
+    lone: Mapping[int, Mapping[str, float]],
+    curves: Mapping[str, Mapping[int, Curve]],
+    reference: str | None,
+    target: float | None,
+) -> dict[str, Any] | None:
+    clients, seeds, tables, notes = pair_up(scores) if scores else ([], [], {}, [])
+    if not clients:
+        return None
+    usable = bool(seeds) and all(c in lone.get(s, {}) for s in seeds for c in clients)
+    alone = np.array([[lone[s][c] for s in seeds] for c in clients]) if usable else None
+    if reference not in tables:
+        reference = next((name for name in (*ALONE, "fedavg") if name in tables), next(iter(tables)))
+    if target is None:
+        target = math.floor(95 * max(float(t.mean()) for t in tables.values())) / 100
+    paired = {name: [c for s, c in mine.items() if not seeds or s in seeds] for name, mine in curves.items()}
+    found = compare(tables, alone=alone, curves=paired, reference=reference, target=target)
+    headings, rows = cells(found)
+    return {
+        "headings": headings,
+        "rows": [[[cell.text, cell.bold] for cell in row] for row in rows],
+        "notes": explanations(found) + [note[0].upper() + note[1:] + "." for note in notes],
+        "best": found.best,
+        "csv": as_csv(found),
+        "latex": as_latex(found),
+        "markdown": as_markdown(found),
+    }
+
+
+def at_rounds(rounds: Sequence[int], values: Floats, wanted: Sequence[int]) -> Floats:
+    """Rows of `values` (rounds, n) at the wanted rounds: the last known one; NaN outside the rounds there are."""
+    place = np.searchsorted(rounds, wanted, side="right") - 1
+    outside = (place < 0) | (np.asarray(wanted) > rounds[-1])
+    return np.where(outside[:, None], np.nan, values[np.maximum(place, 0)])
+
+
+def placed(values: Floats, run: RunFiles, clients: Sequence[str]) -> Floats:
+    """Rows by the run's clients as rows by all clients of the scenario."""
+    if tuple(clients) == run.clients:
+        return values
+    number = {c: i for i, c in enumerate(clients)}
+    out = np.full((len(clients), *values.shape[1:]), np.nan)
+    out[[number[c] for c in run.clients]] = values
+    return out
+
+
+def known_mean(values: Floats) -> Floats:
+    """Mean over the first axis of what is known; NaN where nothing is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        mean: Floats = np.nanmean(values, axis=0)
+    return mean
+
+
+def _rounded(values: Floats) -> list[float | None]:
+    return [None if math.isnan(v) else round(float(v), 5) for v in values]
