@@ -1,19 +1,31 @@
-"""fedquilt: personalised federated learning among clients that differ in their sensors, data, labels and models."""
+"""fedquilt: personalised federated learning among clients that differ in their sensors, data, labels and models.
 
-import os as _os
+Names are imported on first use, so that what needs no tensors (`fedquilt --help`) does not wait for PyTorch.
+
+>>> import fedquilt as fq
+>>> sorted(fq.METHODS)[:2]
+['fedavg', 'fedper']
+"""
+
+import os
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedquilt import data, methods, models, readouts, scenarios, sharing
+    from fedquilt.client import Change, Client, Split
+    from fedquilt.federation import Federation
+    from fedquilt.methods import METHODS, Method
+    from fedquilt.run import Run, run
+    from fedquilt.scenario import Scenario
+    from fedquilt.sharing import Plan, UnitPlan
+    from fedquilt.training.settings import Training
+    from fedquilt.units import Unit, cut
 
 # GNU OpenMP's idle threads spin by default; on a busy machine that makes small tensor programs many times slower.
-_os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-from fedquilt import methods, readouts, scenarios, sharing  # noqa: E402
-from fedquilt.client import Change, Client, Split  # noqa: E402
-from fedquilt.federation import Federation  # noqa: E402
-from fedquilt.methods import METHODS, Method  # noqa: E402
-from fedquilt.run import Run, run  # noqa: E402
-from fedquilt.scenario import Scenario  # noqa: E402
-from fedquilt.sharing import Plan, UnitPlan  # noqa: E402
-from fedquilt.training.settings import Training  # noqa: E402
-from fedquilt.units import Unit, cut  # noqa: E402
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __version__ = "0.1.0"
 
@@ -31,9 +43,48 @@ __all__ = [
     "Unit",
     "UnitPlan",
     "cut",
+    "data",
     "methods",
+    "models",
     "readouts",
     "run",
     "scenarios",
     "sharing",
 ]
+
+_HOMES = {
+    "client": ("Change", "Client", "Split"),
+    "federation": ("Federation",),
+    "methods": ("METHODS", "Method"),
+    "run": ("Run", "run"),
+    "scenario": ("Scenario",),
+    "sharing": ("Plan", "UnitPlan"),
+    "training.settings": ("Training",),
+    "units": ("Unit", "cut"),
+}
+_PACKAGES = ("data", "methods", "models", "readouts", "scenarios", "sharing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{name}")
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(import_module(f"{__name__}.{home}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """This module's own class: `fedquilt.run` is the function, though importing the file run.py sets the name too."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value.run if name == "run" and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _Package
