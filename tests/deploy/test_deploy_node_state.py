@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
@@ -57,6 +57,7 @@ def test_runs_do_not_mix(tmp_path: Path) -> None:
     assert outcome(NodeState(tmp_path, "a"), "1") == 1.0
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(
         st.sampled_from(["round", "killed before staging", "reply lost", "server dies before saving", "absent"]),

@@ -68,7 +68,7 @@ def test_a_client_folder_holds_its_own_data_alone(tmp_path: Path) -> None:
 def test_secrets_stay_where_they_belong(tmp_path: Path) -> None:
     project = create_from_scenario(tmp_path / "fed", two_clients())
     files = {p.name for p in project.client_folder("a").iterdir()}
-    assert files == {"client.toml", "ca.crt", "node.key", "node.pub", "data.npz"}
+    assert files == {"client.toml", "ca.crt", "node.key", "node.pub", "data.npz", "common.npz"}
     for private in ("authority", "server", "clients", "clients/a"):
         assert (project.folder / private).stat().st_mode & 0o077 == 0, private
     assert (project.client_folder("a") / "data.npz").stat().st_mode & 0o077 == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -20,6 +20,7 @@ def f32(*numbers: float) -> NDArray[np.float32]:
     return np.array(numbers, np.float32)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda n: n != "__metadata__"), st.integers(0, 40)))
 def test_arrays_and_text_come_back(sizes: dict[str, int]) -> None:
     sent = {name: np.random.default_rng(size).normal(size=size).astype(np.float32) for name, size in sizes.items()}
@@ -30,6 +31,7 @@ def test_arrays_and_text_come_back(sizes: dict[str, int]) -> None:
         np.testing.assert_array_equal(arrays[name], sent[name])
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_noise_is_refused_and_nothing_else_happens(noise: bytes) -> None:
     with pytest.raises(Refused) as refusal:
@@ -37,6 +39,7 @@ def test_noise_is_refused_and_nothing_else_happens(noise: bytes) -> None:
     assert refusal.value.code == "unreadable"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_a_damaged_message_is_refused_or_has_the_shapes_it_says(place: int, change: int) -> None:
     whole = bytearray(pack({"head": np.arange(6, dtype=np.float32)}, {"round": 1}))

@@ -1,21 +1,45 @@
-"""A client's machine: one SuperNode, restarted when it ends, until somebody ends us."""
+"""A client's machine: its worker and its SuperNode, started again when one of them ends, until somebody ends us."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedquilt.deploy.processes import Service, environment, free_port, program
 from fedquilt.deploy.project import Node
 
-FOLDER_VARIABLE, DATA_VARIABLE = "FEDQUILT_NODE_FOLDER", "FEDQUILT_NODE_DATA"
+FOLDER_VARIABLE = "FEDQUILT_NODE_FOLDER"  # as in `relay`, which is not imported here since it imports Flower
 
 
-def start_node(node: Node, data: Path) -> Service:
-    """Starts the client's SuperNode. Its port for its own processes is on the loopback address and a free one."""
+@dataclass
+class NodeProcesses:
+    """The two processes of a client."""
+
+    worker: Service
+    supernode: Service
+
+    @property
+    def alive(self) -> bool:
+        """Whether both run."""
+        return self.worker.alive and self.supernode.alive
+
+    def stop(self) -> None:
+        """Ends both, the node first, which says goodbye to the server."""
+        self.supernode.stop()
+        self.worker.stop()
+
+    def kill(self) -> None:
+        """Ends both at once, as a power cut would."""
+        self.supernode.kill()
+        self.worker.kill()
+
+
+def start_node(node: Node, data: Path) -> NodeProcesses:
+    """Starts a client. All that its processes say to each other stays on the loopback address."""
     command = [program("flower-supernode"), "--superlink", f"{node.host}:{node.port}"]
     command += ["--host", "127.0.0.1", "--port", str(free_port())]
     if node.tls:
@@ -24,28 +48,26 @@ def start_node(node: Node, data: Path) -> Service:
         command += ["--insecure"]
     if node.authentication:
         command += ["--auth-supernode-private-key", str(node.folder / "node.key")]
-    env = environment(node.folder / "flower") | {
-        FOLDER_VARIABLE: str(node.folder),
-        DATA_VARIABLE: str(data.resolve()),
-        # Flower starts a process a message; one thread each is what a small device and a crowded one both want.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
-    return Service.start(f"client '{node.name}'", command, node.folder / "node.log", env)
+    env = environment(node.folder / "flower") | {FOLDER_VARIABLE: str(node.folder)}
+    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
+    log = node.folder / "node.log"
+    work = [sys.executable, "-m", "fedquilt.deploy.worker", str(node.folder), str(data.resolve())]
+    worker = Service.start(f"worker of client '{node.name}'", work, log, env)
+    return NodeProcesses(worker, Service.start(f"client '{node.name}'", command, log, env))
 
 
-def keep_running(node: Node, data: Path, pause: float = 5.0) -> Iterator[Service]:
-    """Starts the node again whenever it has ended, and yields each start.
+def keep_running(node: Node, data: Path, pause: float = 5.0) -> Iterator[NodeProcesses]:
+    """Starts the client again whenever one of its processes has ended, and yields each start.
 
     A node that was killed is refused until the server has noticed that it was gone (about a minute), so a few refusals
     in a row are normal.
     """
     while True:
-        service = start_node(node, data)
+        processes = start_node(node, data)
         try:
-            yield service
-            while service.alive:
+            yield processes
+            while processes.alive:
                 time.sleep(0.5)
         finally:
-            with contextlib.suppress(OSError):
-                service.stop()
+            processes.stop()
         time.sleep(pause)

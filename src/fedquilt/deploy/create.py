@@ -38,9 +38,12 @@ def create(
     terms = Terms(classes=classes)
     project = _skeleton(folder, names, Project(folder, server or Address(), rounds or Rounds(), transfer or Transfer(),
                                                terms, tuple(names)))  # fmt: skip
+    models: dict[str, Mapping[str, Any]] = {}
     for name in names:
-        _client_folder(project, name, {}, None, {"builder": _carry(model, project.client_folder(name))}, {})
-    return project
+        models[name] = {"builder": _carry(model, project.client_folder(name))}
+        _client_folder(project, name, {}, None, models[name], {})
+    _carry(model, project.server_folder)
+    return _finish(project, models)
 
 
 def create_from_scenario(
@@ -65,6 +68,7 @@ def create_from_scenario(
     for file, split in ((terms.common, scenario.common), (terms.public_test, scenario.public_test)):
         if split is not None:
             np.savez(folder / file, x=split.x.numpy(), y=split.y.numpy())
+    models: dict[str, Mapping[str, Any]] = {}
     for client in scenario.clients:
         changes: dict[str, dict[str, Any]] = {}
         for start, change in client.changes.items():
@@ -73,8 +77,11 @@ def create_from_scenario(
                 changes[str(start)]["model"] = model_reference(change.model, client.name)
         reference = model_reference(client.model, client.name)
         _client_folder(project, client.name, client.traits, client.labels, reference, changes)
+        models[client.name] = {**reference, "changes": {k: v["model"] for k, v in changes.items() if "model" in v}}
         _write_data(project.client_folder(client.name) / "data.npz", client)
-    return project
+        for file in filter(None, (terms.common, terms.public_test)):
+            shutil.copy(folder / file, project.client_folder(client.name))
+    return _finish(project, models)
 
 
 def model_reference(builder: Any, client: str) -> dict[str, Any]:
@@ -122,6 +129,11 @@ def _skeleton(folder: Path, names: Sequence[str], project: Project) -> Project:
         hosts = dict.fromkeys([*project.server.hosts, "localhost", "127.0.0.1"])
         keys.make_server_certificate(project.folder / "authority", project.server_folder, list(hosts))
         shutil.copy(project.folder / "authority" / "ca.crt", project.server_folder)
+    return project
+
+
+def _finish(project: Project, models: Mapping[str, Mapping[str, Any]]) -> Project:
+    project = replace(project, models=models)
     project.write()
     return project
 

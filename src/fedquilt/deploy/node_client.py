@@ -39,7 +39,7 @@ def load_client(node: Node, data: Path) -> Client:
     changes = {start: _change(node, start, split(f"train_{start}")) for start in starts}
     return Client(
         node.name,
-        builder(node, node.model),
+        builder(node.folder, node.model, node.name),
         train=train,
         validation=split("validation"),
         test=split("test"),
@@ -53,19 +53,19 @@ def _change(node: Node, start: int, train: tuple[Any, Any] | None) -> Change:
     told = node.changes.get(str(start), {})
     labels = told.get("labels")
     return Change(
-        model=builder(node, told["model"]) if "model" in told else None,
+        model=builder(node.folder, told["model"], node.name) if "model" in told else None,
         labels=None if labels is None else tuple(labels),
         train=train,
     )
 
 
-def builder(node: Node, reference: Mapping[str, Any]) -> Callable[[], nn.Module]:
-    """The model builder that a reference in `client.toml` names; lists of arguments arrive as tuples."""
+def builder(folder: Path, reference: Mapping[str, Any], client: str) -> Callable[[], nn.Module]:
+    """The model builder that a reference in a TOML file names; lists of arguments arrive as tuples."""
     source, _, name = str(reference["builder"]).rpartition(":")
-    module = _from_file(node.folder / source) if source.endswith(".py") else import_module(source)
+    module = _from_file(folder / source) if source.endswith(".py") else import_module(source)
     found = getattr(module, name, None)
     if not callable(found):
-        raise ValueError(f"client '{node.name}': {source} has no function '{name}' to build the model with")
+        raise ValueError(f"client '{client}': {source} has no function '{name}' to build the model with")
     arguments = [_plain(value) for value in reference.get("arguments", ())]
     keywords = {key: _plain(value) for key, value in reference.get("keywords", {}).items()}
     return cast(Callable[[], nn.Module], partial(found, *arguments, **keywords) if arguments or keywords else found)

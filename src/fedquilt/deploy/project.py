@@ -110,6 +110,7 @@ class Project:
     transfer: Transfer
     terms: Terms
     clients: tuple[str, ...]
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # how the server builds each architecture
 
     @staticmethod
     def read(folder: Path) -> Project:
@@ -128,11 +129,19 @@ class Project:
                 tables[name] = kind(**content.pop(name, {}))
             except TypeError as error:
                 raise ValueError(f"{path}, table [{name}]: {error}".replace("__init__() ", "")) from None
-        clients = tuple(content.pop("clients", ()))
+        clients, models = tuple(content.pop("clients", ())), content.pop("models", {})
         if content:
-            raise ValueError(f"{path}: '{next(iter(content))}' is not known; known are {', '.join(known)} and clients")
+            raise ValueError(
+                f"{path}: '{next(iter(content))}' is not known; known are clients, models, {', '.join(known)}"
+            )
         return Project(
-            folder.resolve(), tables["server"], tables["rounds"], tables["transfer"], tables["scenario"], clients
+            folder.resolve(),
+            tables["server"],
+            tables["rounds"],
+            tables["transfer"],
+            tables["scenario"],
+            clients,
+            models,
         )
 
     def write(self) -> None:
@@ -143,6 +152,7 @@ class Project:
             "rounds": asdict(self.rounds),
             "transfer": asdict(self.transfer),
             "scenario": asdict(self.terms),
+            "models": self.models,
         }
         write_toml(self.folder / FEDERATION, content)
 

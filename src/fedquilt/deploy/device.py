@@ -1,0 +1,163 @@
+"""A device: one client's data, its kept state, and a method's client half. It answers letters with bytes.
+
+Everything it needs to know about a run is in the letter, everything it must remember is in its files, so it may be
+killed and started again between any two letters.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save
+from torch import Tensor
+
+from fedquilt.client import Split, as_split
+from fedquilt.deploy.letters import Arrays, Text, read_down, read_terms, write_member, write_up
+from fedquilt.deploy.node_client import load_client
+from fedquilt.deploy.node_state import LostState, NodeState
+from fedquilt.deploy.project import Node, write_atomically
+from fedquilt.deploy.wire import REASONS, Refused, pack, unpack
+from fedquilt.federation import SPLITS
+from fedquilt.fleet import Fleet, Terms
+from fedquilt.messages import Down
+from fedquilt.readouts import READOUTS, Look
+from fedquilt.training.evaluate import confusion
+
+_ROW, _MEMORY = "row", "memory/"
+
+
+class Device:
+    """One client on its own machine."""
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self.node = Node.read(folder)
+        self.client = load_client(self.node, data)
+        self.common = _public(folder / "common.npz")
+        self.public_test = _public(folder / "public_test.npz")
+
+    def handle(self, letter: bytes) -> bytes:
+        """The answer to a letter. What goes wrong is written to this device's own log; the server is told a code."""
+        echo: Text = {}
+        try:
+            arrays, text = unpack(letter)
+            echo = {"token": text["token"], "kind": text["kind"]}
+            answer, said = self._hello(text) if text["kind"] == "hello" else self._round(arrays, text)
+            return pack(answer, said | echo)
+        except LostState:
+            code = "lost-state"
+        except Refused as refusal:
+            code = refusal.code
+        except Exception:
+            traceback.print_exc()
+            code = "failed"
+        print(f"no update was made: {REASONS[code]}", file=sys.stderr, flush=True)
+        return pack({}, {"code": code} | echo)
+
+    def _hello(self, text: Mapping[str, Any]) -> tuple[Arrays, Text]:
+        """What the client declares: who it is, what its model is cut into, and how it will change. Never data."""
+        fleet = self._fleet(self._terms(text), 0)
+        changes = {}
+        for start in self.client.changes:
+            now = self.client.at(start)
+            changes[str(start)] = {"samples": now.samples, "labels": list(now.labels)}
+        return {}, {"member": write_member(next(iter(fleet.members().values()))), "changes": changes}
+
+    def _round(self, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> tuple[Arrays, Text]:
+        """One round: look at what was received, train, and stage what must be kept. The last letter only looks."""
+        if text["refused"]:
+            print(f"the server left out the update of a round: {REASONS[text['refused']]}", file=sys.stderr, flush=True)
+        down = read_down(arrays, text)
+        state = NodeState(self.node.folder / "state", text["run"])
+        with state.alone():
+            kept = state.settle(text["accepted"])
+            fleet = self._fleet(self._terms(text), down.ids[0])
+            memory: dict[str, Tensor] = {}
+            if kept is not None:
+                restore(fleet, memory, *kept)
+            said: Text = {"round": down.round}
+            go_to(fleet, down.round - 1)
+            if text["evaluate"]:
+                said["counts"] = evaluate(fleet, down, text["readouts"], memory, text["last"])
+            answer: Arrays = {}
+            if text["last"]:
+                self._write_model(fleet, down, text["run"])
+            if text["train"]:
+                go_to(fleet, down.round)
+                answer, written = write_up(fleet.run(down), text["dtype"])
+                said |= written
+            state.stage(text["token"], keep(fleet, memory), {"round": str(fleet.round)})
+        return answer, said
+
+    def _write_model(self, fleet: Fleet, down: Down, run: str) -> None:
+        """The personal model that the client ends with: what all this was for."""
+        folder = self.node.folder / "models"
+        folder.mkdir(exist_ok=True)
+        model = fleet.model(down.ids[0], down)
+        arrays = {name: value.numpy(force=True) for name, value in model.state_dict().items()}
+        write_atomically(folder / f"{run}.safetensors", save(arrays))
+
+    def _terms(self, text: Mapping[str, Any]) -> Terms:
+        return read_terms(text["terms"], self.common, self.public_test)
+
+    def _fleet(self, terms: Terms, number: int) -> Fleet:
+        return Fleet([self.client], terms, "cpu", "sequential", numbers=[number])
+
+
+def keep(fleet: Fleet, memory: Mapping[str, Tensor]) -> Arrays:
+    """What a client must remember: all its numbers, private units among them, and what its read-outs keep."""
+    kept = {_MEMORY + name: value.numpy(force=True) for name, value in memory.items()}
+    return {_ROW: fleet.crews[0].rows[0].numpy(force=True), **kept}
+
+
+def restore(fleet: Fleet, memory: dict[str, Tensor], kept: Arrays, text: Mapping[str, str]) -> None:
+    """Puts back what `keep` gave, after the architecture of that round."""
+    go_to(fleet, int(text["round"]))
+    fleet.crews[0].rows[0] = torch.from_numpy(kept[_ROW].copy())
+    memory |= {n.removeprefix(_MEMORY): torch.from_numpy(a.copy()) for n, a in kept.items() if n.startswith(_MEMORY)}
+
+
+def go_to(fleet: Fleet, round_: int) -> None:
+    """Lets the client become what it is in a round, change by change."""
+    for next_ in range(fleet.round + 1, round_ + 1):
+        fleet.changes(next_)
+
+
+def evaluate(
+    fleet: Fleet, down: Down, readouts: list[str], memory: dict[str, Tensor], last: bool
+) -> dict[str, dict[str, list[list[int]]]]:
+    """Counts by true and predicted class of the round before, by read-out and split: the client's own scores."""
+    method, classes = fleet.terms.method, fleet.terms.classes
+    ((received, adapted),) = fleet.looks({down.ids: down})
+    look = Look(
+        received,
+        adapted,
+        predict=method.predict,
+        memory=memory,
+        fine_tune=lambda rows: fleet.fine_tune(down.ids, rows, down.round),
+        last=last,
+    )
+    counts: dict[str, dict[str, list[list[int]]]] = {}
+    for name in readouts:
+        readout = READOUTS[name]()
+        if readout.needs_last_round and not last:
+            continue
+        counts[name] = {}
+        for split in SPLITS:
+            table = look.table(split)
+            found = confusion(readout.predictions(look, split), table.y, table.mask, classes)
+            counts[name][split] = found[0].tolist()
+    return counts
+
+
+def _public(path: Path) -> Split | None:
+    if not path.is_file():
+        return None
+    with np.load(path, allow_pickle=False) as arrays:
+        return as_split((arrays["x"], arrays["y"]), f"the public samples in {path.name}")

@@ -1,0 +1,173 @@
+"""The messages of the core, `Down` and `Up`, for one client each, as arrays and plain text and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedquilt.deploy.wire import Refused, check_values, grow, shrink
+from fedquilt.fleet import Terms
+from fedquilt.messages import Block, Down, Member, Up
+from fedquilt.methods.base import Method
+from fedquilt.training.settings import Training
+
+Arrays = dict[str, NDArray[Any]]
+Text = dict[str, Any]
+_VALUE, _TOLD, _REPORT = "value/", "told/", "report/"
+
+
+def write_down(down: Down, dtype: str) -> tuple[Arrays, Text]:
+    """A message to one client; its values in the transfer's format."""
+    values = {f"{_VALUE}{i}": block.value[0].numpy(force=True) for i, block in enumerate(down.blocks)}
+    told = {_TOLD + name: value[0].numpy(force=True) for name, value in down.told.items()}
+    text: Text = {
+        "round": down.round,
+        "number": down.ids[0],
+        "units": [list(block.units) for block in down.blocks],
+        "sizes": [list(block.sizes) for block in down.blocks],
+        "pulls": [None if pull is None else float(pull[0]) for pull in down.pulls],
+        "send": [unit for unit, sends in down.send.items() if bool(sends[0])],
+        "everyone": down.everyone,
+    }
+    return {**shrink(values, dtype), **told}, text
+
+
+def read_down(arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> Down:
+    """The message that `write_down` wrote."""
+    whole = grow(arrays)
+    blocks = tuple(
+        Block(tuple(units), tuple(sizes), None, _row(whole[f"{_VALUE}{i}"]))
+        for i, (units, sizes) in enumerate(zip(text["units"], text["sizes"], strict=True))
+    )
+    return Down(
+        round=text["round"],
+        ids=(text["number"],),
+        blocks=blocks,
+        pulls=tuple(None if pull is None else torch.tensor([pull]) for pull in text["pulls"]),
+        send={unit: torch.tensor([True]) for unit in text["send"]},
+        everyone=text["everyone"],
+        told={name.removeprefix(_TOLD): _row(a) for name, a in arrays.items() if name.startswith(_TOLD)},
+    )
+
+
+def write_up(up: Up, dtype: str) -> tuple[Arrays, Text]:
+    """A message from one client: one array for each unit, so that the server checks each by its name."""
+    values: Arrays = {}
+    for block in up.blocks:
+        row = block.value[0].numpy(force=True)
+        for unit, part in zip(block.units, np.split(row, np.cumsum(block.sizes)[:-1]), strict=True):
+            values[unit] = part
+    reports = {_REPORT + name: value[0].numpy(force=True) for name, value in up.reports.items()}
+    named = {_VALUE + unit: value for unit, value in shrink(values, dtype).items()}
+    return {**named, **reports}, {"round": up.round}
+
+
+def read_up(
+    arrays: Mapping[str, NDArray[Any]], down: Down, sizes: Mapping[str, int], largest_change: float
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Values by unit and reports by name of one client's answer; `Refused` where a merge must not see them."""
+    values = {name.removeprefix(_VALUE): a for name, a in arrays.items() if name.startswith(_VALUE)}
+    expected = {unit: sizes[unit] for unit, sends in down.send.items() if bool(sends[0])}
+    sent: dict[str, float] = {}
+    for block in down.blocks:
+        for unit, part in zip(block.units, torch.split(block.value[0], list(block.sizes)), strict=True):
+            sent[unit] = float(part.norm())
+    check_values(values, expected, sent, largest_change)
+    reports = {name.removeprefix(_REPORT): a for name, a in arrays.items() if name.startswith(_REPORT)}
+    for name, report in reports.items():
+        if report.dtype.kind == "f" and not bool(np.isfinite(report).all()):
+            raise Refused("not-finite", name[:60])
+    whole = grow(values)
+    return {u: torch.from_numpy(whole[u].copy()) for u in expected}, {n: torch.tensor(r) for n, r in reports.items()}
+
+
+def stack(
+    round_: int, answers: Mapping[int, tuple[dict[str, Tensor], dict[str, Tensor]]], family: Mapping[int, int]
+) -> list[Up]:
+    """Single clients' answers as the messages a simulation would have: one for each family and set of sent units."""
+    groups: dict[tuple[int, tuple[str, ...], tuple[str, ...]], list[int]] = {}
+    for number in sorted(answers):
+        values, reports = answers[number]
+        groups.setdefault((family[number], tuple(values), tuple(sorted(reports))), []).append(number)
+    ups = []
+    for (_, units, names), ids in groups.items():
+        blocks: tuple[Block, ...] = ()
+        if units:
+            sizes = tuple(len(answers[ids[0]][0][unit]) for unit in units)
+            value = torch.stack([torch.cat(list(answers[i][0].values())) for i in ids])
+            blocks = (Block(units, sizes, None, value),)
+        reports = {name: torch.stack([answers[i][1][name] for i in ids]) for name in names}
+        ups.append(Up(round_, tuple(ids), blocks, reports))
+    return ups
+
+
+def agree(answers: Mapping[int, tuple[dict[str, Tensor], dict[str, Tensor]]]) -> set[int]:
+    """Clients whose reports have other names, shapes or dtypes than most: they cannot be stacked with the others."""
+    forms = {
+        i: tuple(sorted((name, tuple(r.shape), str(r.dtype)) for name, r in reports.items()))
+        for i, (_, reports) in answers.items()
+    }
+    if not forms:
+        return set()
+    usual = max(forms.values(), key=lambda form: sum(other == form for other in forms.values()))
+    return {i for i, form in forms.items() if form != usual}
+
+
+def write_terms(terms: Terms) -> Text:
+    """What everyone agrees on, as text; the samples the server holds are named by `common_of` instead."""
+    settings = {f.name: getattr(terms.method, f.name) for f in fields(terms.method)}
+    return {
+        "method": terms.method.name,
+        "settings": settings,
+        "training": asdict(terms.training),
+        "classes": terms.classes,
+        "seed": terms.seed,
+    }
+
+
+def read_terms(text: Mapping[str, Any], common: Any, public_test: Any) -> Terms:
+    """The terms that `write_terms` wrote, with the public samples that the device holds."""
+    from fedquilt.run import make_method
+
+    method: Method = make_method(text["method"], plain(text["settings"]))
+    training = Training(**plain(text["training"]))
+    return Terms(method, training, text["classes"], text["seed"], common, public_test)
+
+
+def write_member(member: Member) -> Text:
+    """What a client declares, as text."""
+    return {
+        "name": member.name,
+        "samples": member.samples,
+        "traits": dict(member.traits),
+        "labels": list(member.labels),
+        "units": {unit: [list(shape) for shape in signature] for unit, signature in member.units.items()},
+    }
+
+
+def read_member(text: Mapping[str, Any]) -> Member:
+    """The declaration that `write_member` wrote."""
+    units = {str(u): tuple(tuple(int(n) for n in shape) for shape in s) for u, s in text["units"].items()}
+    traits = {str(k): str(v) for k, v in text["traits"].items()}
+    return Member(str(text["name"]), int(text["samples"]), traits, tuple(int(n) for n in text["labels"]), units)
+
+
+def plain(value: Any) -> Any:
+    """Lists as tuples, all the way down: what JSON and TOML made of a tuple.
+
+    >>> plain({"betas": [0.9, [1]]})
+    {'betas': (0.9, (1,))}
+    """
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items()}
+    return tuple(plain(part) for part in value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _row(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.array(array))[None]

@@ -1,0 +1,125 @@
+"""Starting a run on a federation that is up, following it, and going on with one that was interrupted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedquilt.deploy.lead import CHECKPOINT, make_terms
+from fedquilt.deploy.operator import Operator
+from fedquilt.deploy.project import Project, write_atomically
+
+SPEC = "deploy.json"
+_APP = """\
+[project]
+name = "fedquilt-app"
+version = "1.0.0"
+description = "A fedquilt federation"
+license = "Apache-2.0"
+dependencies = ["flwr>=1.41"]
+
+[tool.flwr.app]
+publisher = "fedquilt"
+
+[tool.flwr.app.components]
+serverapp = "fedquilt_app.server:app"
+clientapp = "fedquilt_app.relay:app"
+
+[tool.flwr.app.config]
+spec = ""
+"""
+
+
+def write_app(folder: Path) -> Path:
+    """The Flower app of every federation: the relay goes to the devices, the server's half stays in the library."""
+    package = folder / "fedquilt_app"
+    package.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(_APP)
+    (package / "__init__.py").write_text("")
+    (package / "server.py").write_text("from fedquilt.deploy.server_app import app as app\n")
+    shutil.copyfile(Path(__file__).with_name("relay.py"), package / "relay.py")
+    return folder
+
+
+def new_spec(project: Project, method: str, **options: Any) -> dict[str, Any]:
+    """Describes a new run; a wrong method or setting is refused here, before anything is sent anywhere."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{project.terms.scenario}-{method}-{options.get('seed', 0)}-{stamp}"
+    spec = {
+        "run": name,
+        "project": str(project.folder),
+        "folder": str(project.runs / name),
+        "method": method,
+        **{key: value for key, value in options.items() if value is not None},
+    }
+    make_terms(project, spec)
+    return spec
+
+
+def latest_spec(project: Project) -> dict[str, Any]:
+    """The run that was started last and has not finished."""
+    unfinished = [path for path in project.runs.glob(f"*/{SPEC}") if _state(path.parent).get("state") != "finished"]
+    if not unfinished:
+        raise FileNotFoundError(f"{project.runs} holds no unfinished run to go on with; start one without --resume")
+    found: dict[str, Any] = json.loads(max(unfinished, key=lambda path: path.stat().st_mtime).read_text())
+    # The project may have been moved since.
+    return found | {"project": str(project.folder), "folder": str(project.runs / found["run"])}
+
+
+def start_run(project: Project, spec: Mapping[str, Any]) -> int:
+    """Sends the app with this description to SuperLink; gives Flower's number of the run."""
+    folder = Path(spec["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / SPEC, json.dumps(dict(spec), indent=2).encode())
+    (folder / "status.json").unlink(missing_ok=True)
+    app = write_app(project.server_folder / "app")
+    with Operator(project) as operator:
+        return operator.start(app, {"spec": str(folder / SPEC)})
+
+
+def follow(
+    project: Project,
+    spec: Mapping[str, Any],
+    number: int,
+    tell: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    poll: float = 0.5,
+) -> dict[str, Any]:
+    """Waits for the end of a run and gives its summary. `tell` gets each new line of `letters.jsonl`."""
+    folder, lines = Path(spec["folder"]), 0
+    checked = time.monotonic()
+    while True:
+        state = _state(folder)
+        letters = folder / "letters.jsonl"
+        if letters.is_file():
+            found = letters.read_text().splitlines()
+            for line in found[lines:]:
+                tell(json.loads(line))
+            lines = len(found)
+        if state.get("state") == "finished":
+            summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+            return summary
+        if state.get("state") == "failed":
+            raise RuntimeError(f"the run {spec['run']} failed: {state.get('error')}{_go_on(folder)}")
+        if time.monotonic() - checked > 5:
+            checked = time.monotonic()
+            with Operator(project) as operator:
+                status = operator.status(number)
+            if status.startswith("finished") and _state(folder).get("state") not in ("finished", "failed"):
+                log = project.server_folder / "logs" / "superlink.log"
+                raise RuntimeError(f"the run {spec['run']} ended as '{status}'; see {log}{_go_on(folder)}")
+        time.sleep(poll)
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    path = folder / "status.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
+
+
+def _go_on(folder: Path) -> str:
+    return "; go on with `fedquilt deploy run --resume`" if (folder / CHECKPOINT).is_file() else ""
