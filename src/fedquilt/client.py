@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,10 +31,11 @@ def as_split(pair: Pair | Split, whose: str) -> Split:
     >>> len(as_split(([[0.5], [1.5]], [0, 1]), "train data of client 'a'"))
     2
     """
-    if isinstance(pair, Split):
-        return pair
-    x = torch.as_tensor(pair[0])
-    y = torch.as_tensor(pair[1]).long()
+    given = (pair.x, pair.y) if isinstance(pair, Split) else (pair[0], pair[1])
+    x, y = (torch.as_tensor(part) for part in given)
+    if y.is_floating_point() and not torch.equal(y, y.round()):
+        raise ValueError(f"{whose}: labels are whole numbers from 0 up, but one is {float(y[y != y.round()][0]):g}")
+    y = y.long()
     if x.is_floating_point():
         x = x.float()
     if x.ndim == 0 or y.ndim != 1 or x.shape[0] != y.shape[0]:
@@ -45,7 +47,7 @@ def as_split(pair: Pair | Split, whose: str) -> Split:
         raise ValueError(f"{whose}: label {int(y.min())} is negative; leave unlabelled samples out")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise ValueError(f"{whose}: samples hold NaN or infinite values; clean or drop them first")
-    return Split(x, y)
+    return pair if isinstance(pair, Split) and x is pair.x and y is pair.y else Split(x, y)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class Client:
         if not name:
             raise ValueError("a client needs a name that is not empty")
         if not callable(model):
-            raise TypeError(f"client '{name}': model must be a function that builds an nn.Module, not {type(model).__name__}")
+            kind = type(model).__name__
+            raise TypeError(f"client '{name}': model must be a function that builds an nn.Module, not {kind}")
         splits = {"train": as_split(train, f"train data of client '{name}'")}
         if len(splits["train"]) == 0:
             raise ValueError(f"client '{name}' has no training samples; leave it out or give it some")
@@ -107,17 +110,22 @@ class Client:
                     f"client '{name}': {key} samples have shape {tuple(splits[key].x.shape[1:])}, "
                     f"training samples {tuple(splits['train'].x.shape[1:])}; they must agree"
                 )
-        for start in changes or {}:
-            if start < 1:
-                raise ValueError(f"client '{name}': a change at round {start}; rounds count from 1")
-        seen = torch.cat([s.y for s in splits.values()]).unique().tolist()
+        planned = sorted((changes or {}).items())
+        changed = {start: _checked(change, start, splits["train"], name) for start, change in planned}
+        seen = sorted(set(torch.cat([s.y for s in splits.values()]).tolist()))
+        strange = sorted(set(seen) - set(labels)) if labels is not None else []
+        if strange and splits["train"].x.numel():  # samples without features stand in for a client elsewhere
+            raise ValueError(
+                f"client '{name}' has samples of label {strange[0]}, which is not among its labels "
+                f"{', '.join(map(str, sorted(set(labels or ()))))}; add it there or leave these samples out"
+            )
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "model", model)
         for key, split in splits.items():
             object.__setattr__(self, key, split)
         object.__setattr__(self, "traits", {str(k): str(v) for k, v in (traits or {}).items()})
         object.__setattr__(self, "labels", tuple(sorted(set(labels))) if labels is not None else tuple(seen))
-        object.__setattr__(self, "changes", dict(sorted((changes or {}).items())))
+        object.__setattr__(self, "changes", changed)
 
     @property
     def samples(self) -> int:
@@ -129,9 +137,29 @@ class Client:
         due = [change for start, change in self.changes.items() if start <= round_]
         if not due:
             return self
-        model, labels, train = self.model, self.labels, self.train
+        now = copy(self)
         for change in due:
-            model = change.model or model
-            labels = change.labels if change.labels is not None else labels
-            train = as_split(change.train, f"stream of client '{self.name}'") if change.train is not None else train
-        return Client(self.name, model, train, self.validation, self.test, self.traits, labels)
+            object.__setattr__(now, "model", change.model or now.model)
+            if change.labels is not None:
+                object.__setattr__(now, "labels", tuple(sorted(set(change.labels))))
+            if change.train is not None:
+                object.__setattr__(now, "train", change.train)
+        object.__setattr__(now, "changes", {})
+        return now
+
+
+def _checked(change: Change, start: int, first: Split, name: str) -> Change:
+    """A change of a client with its new training samples as a checked split."""
+    if start < 1:
+        raise ValueError(f"client '{name}': a change at round {start}; rounds count from 1")
+    if change.train is None:
+        return change
+    train = as_split(change.train, f"train data of client '{name}' from round {start} on")
+    if len(train) == 0:
+        raise ValueError(f"client '{name}' has no training samples from round {start} on; give it some")
+    if train.x.shape[1:] != first.x.shape[1:]:
+        raise ValueError(
+            f"client '{name}': from round {start} on training samples have shape {tuple(train.x.shape[1:])}, "
+            f"before that {tuple(first.x.shape[1:])}; they must agree"
+        )
+    return replace(change, train=train)

@@ -14,8 +14,8 @@ class Scenario:
     """Clients and what the server holds.
 
     `common` is the sample set on the server that methods comparing models look at (FedDL's affinity, the public data of
-    score sharing); its labels may be used only by methods that say so. `public_test` is the part of the public data that
-    accuracy of score sharing is reported on.
+    score sharing); its labels may be used only by methods that say so. `public_test` is the part of the public data
+    that accuracy of score sharing is reported on.
 
     >>> from torch import nn
     >>> c = Client("a", lambda: nn.Linear(1, 2), train=([[0.], [1.]], [0, 1]))
@@ -60,5 +60,7 @@ class Scenario:
     def classes(self) -> int:
         """How many classes there are over all clients: the highest label and one, or the number of label names."""
         highest = max(max(c.labels, default=0) for c in self.clients)
-        changed = [max(ch.labels, default=0) for c in self.clients for ch in c.changes.values() if ch.labels]
-        return max(highest + 1, max(changed, default=0) + 1, len(self.label_names))
+        changes = [change for c in self.clients for change in c.changes.values()]
+        changed = [max(change.labels, default=0) for change in changes if change.labels]
+        streamed = [int(change.train.y.max()) for change in changes if isinstance(change.train, Split)]
+        return max(highest + 1, max(changed + streamed, default=0) + 1, len(self.label_names))

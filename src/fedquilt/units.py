@@ -25,7 +25,7 @@ def cut(module: nn.Module, mapping: Cut | None = None) -> tuple[Unit, ...]:
 
     Without a mapping, a module's own declaration (an attribute `units` of the same form) is taken; without that, each
     submodule that holds parameters or buffers itself is a unit, named by its path, in the order of registration. A
-    mapping names each unit with patterns for the modules or tensors in it; every tensor must fall into exactly one unit.
+    mapping names each unit with patterns for the modules or tensors in it; every tensor must fall into just one unit.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> [unit.name for unit in cut(net)]
@@ -33,15 +33,18 @@ def cut(module: nn.Module, mapping: Cut | None = None) -> tuple[Unit, ...]:
     >>> cut(net, {"base": ["0"], "head": ["2*"]})[1].parameters
     ('2.weight', '2.bias')
     """
-    mapping = mapping if mapping is not None else getattr(module, "units", None)
+    declared = getattr(module, "units", None)
+    if mapping is None and isinstance(declared, Mapping):  # a number of hidden units, say, declares nothing
+        mapping = declared
     parameters = [name for name, _ in module.named_parameters()]
     buffers = [name for name, _ in module.named_buffers()]
     if not parameters and not buffers:
         raise ValueError(f"{type(module).__name__} has neither parameters nor buffers; there is nothing to cut")
     if mapping is None:
-        home = {name: name.rpartition(".")[0] or "model" for name in parameters + buffers}
-        paths = [path or "model" for path, _ in module.named_modules()]
-        names = [path for path in paths if path in set(home.values())]
+        paths = {name: name.rpartition(".")[0] for name in parameters + buffers}
+        top = "model" if "model" not in paths.values() else "top"  # what the module itself holds needs a name as well
+        home = {name: path or top for name, path in paths.items()}
+        names = [path or top for path, _ in module.named_modules() if path in paths.values()]
     else:
         home = {name: _place(name, mapping) for name in parameters + buffers}
         names = list(mapping)

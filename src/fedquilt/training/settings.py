@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any, Literal
 
 OptimiserName = Literal["sgd", "adam", "adamw"]
@@ -67,4 +68,10 @@ class Training:
 
     def but(self, changes: Mapping[str, Any]) -> Training:
         """A copy with some settings changed; an unknown name is refused."""
+        known = [f.name for f in fields(self)]
+        for key in changes:
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
+                raise ValueError(f"training settings: '{key}' is not known; {hint}")
         return replace(self, **changes)
