@@ -52,7 +52,10 @@ def as_split(pair: Pair | Split, whose: str) -> Split:
 
 @dataclass(frozen=True)
 class Change:
-    """What is different for a client from some round on (see `Client.changes`); None leaves a thing as it is."""
+    """What is different for a client from some round on (see `Client.changes`); None leaves a thing as it is.
+
+    A client that gives up a label trains no longer on its samples of it.
+    """
 
     model: ModelBuilder | None = None
     labels: tuple[int, ...] | None = None
@@ -66,7 +69,7 @@ class Client:
     `model` is a function without arguments that builds the client's network. `traits` are declared facts such as
     `{"device": "gen1", "cohort": "sporty"}`. `labels` are the classes the client owns (default: all classes its splits
     show). `changes` maps a round (counted from 1) to a `Change` that holds from that round on: new private data of a
-    stream, another architecture, another label set.
+    stream, another architecture, another label set. A client is tested on its samples of the labels it owns at the time.
 
     >>> from torch import nn
     >>> c = Client("phone-3", model=lambda: nn.Linear(2, 2), train=([[0., 1.], [1., 0.]], [0, 1]))
@@ -96,8 +99,8 @@ class Client:
     ) -> None:
         if not name:
             raise ValueError("a client needs a name that is not empty")
+        kind = type(model).__name__
         if not callable(model):
-            kind = type(model).__name__
             raise TypeError(f"client '{name}': model must be a function that builds an nn.Module, not {kind}")
         splits = {"train": as_split(train, f"train data of client '{name}'")}
         if len(splits["train"]) == 0:
@@ -113,7 +116,9 @@ class Client:
         planned = sorted((changes or {}).items())
         changed = {start: _checked(change, start, splits["train"], name) for start, change in planned}
         seen = sorted(set(torch.cat([s.y for s in splits.values()]).tolist()))
-        strange = sorted(set(seen) - set(labels)) if labels is not None else []
+        later = {label for change in changed.values() for label in change.labels or ()}
+        owned = seen if labels is None else labels
+        strange = sorted((set(seen) - set(owned) - later) | (set(splits["train"].y.tolist()) - set(owned)))
         if strange and splits["train"].x.numel():  # samples without features stand in for a client elsewhere
             raise ValueError(
                 f"client '{name}' has samples of label {strange[0]}, which is not among its labels "
@@ -124,7 +129,7 @@ class Client:
         for key, split in splits.items():
             object.__setattr__(self, key, split)
         object.__setattr__(self, "traits", {str(k): str(v) for k, v in (traits or {}).items()})
-        object.__setattr__(self, "labels", tuple(sorted(set(labels))) if labels is not None else tuple(seen))
+        object.__setattr__(self, "labels", tuple(sorted(set(owned))))
         object.__setattr__(self, "changes", changed)
 
     @property
@@ -145,6 +150,14 @@ class Client:
             if change.train is not None:
                 object.__setattr__(now, "train", change.train)
         object.__setattr__(now, "changes", {})
+        mine = torch.isin(now.train.y, torch.tensor(now.labels)) if now.labels != self.labels else torch.tensor(True)
+        if not bool(mine.any()):
+            raise ValueError(
+                f"client '{self.name}' owns the labels {now.labels} in round {round_} but has no training samples of them; "
+                "give it some in the same change"
+            )
+        if not bool(mine.all()):
+            object.__setattr__(now, "train", Split(now.train.x[mine], now.train.y[mine]))
         return now
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedquilt.structure import structure
 from fedquilt.units import Unit
 
 Signature = tuple[tuple[int, ...], ...]
@@ -58,6 +59,8 @@ class Layout:
                 self.parameters = at
         self.width = at
         self.parameter_names = tuple(n for unit in units for n in unit.parameters)
+        frozen = [self.places[n] for n in self.parameter_names if not tensors[n].requires_grad]
+        self.frozen = tuple((place.start, place.stop) for place in frozen)  # columns that never train
         self.buffer_names = tuple(n for unit in units for n in unit.buffers)
         self.ranges: dict[str, tuple[tuple[int, int], ...]] = {name: tuple(r) for name, r in ranges.items()}
         self._joined: dict[tuple[str, ...], list[tuple[int, int]]] = {}
@@ -141,19 +144,6 @@ def _check_dtype(name: str, tensor: Tensor, kind: str) -> None:
         raise ValueError(f"buffer '{name}' holds values that float32 cannot; keep it out of the buffers")
 
 
-def _structure(module: nn.Module) -> str:
-    """A module's structure and plain settings as text: two modules of one text compute the same function."""
-
-    def plain(value: object) -> str:
-        code = getattr(value, "__code__", None)
-        return f"code {id(code)}" if code is not None else repr(value)
-
-    return repr([
-        (path, type(part).__qualname__, sorted((k, plain(v)) for k, v in vars(part).items() if not k.startswith("_")))
-        for path, part in module.named_modules()
-    ])
-
-
 @dataclass(frozen=True)
 class Family:
     """Clients of one architecture: their numbers, the module they have in common, and how it lies in a row."""
@@ -164,19 +154,19 @@ class Family:
 
     def model(self, row: Tensor) -> nn.Module:
         """A row as an ordinary module of its own."""
-        return self.layout.fill(copy.deepcopy(self.template), row).eval()
+        return self.layout.fill(copy.deepcopy(self.template).to(row.device), row).eval()
 
 
 def families(
     modules: Mapping[int, nn.Module], units: Mapping[int, Sequence[Unit]], shapes: Mapping[int, tuple[int, ...]]
 ) -> tuple[Family, ...]:
     """Group clients by architecture, that is by structure, units and shape of a sample."""
-    groups: dict[tuple[str, str, tuple[int, ...], type], list[int]] = {}
+    groups: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
     layouts: dict[int, Layout] = {}
     known: dict[int, tuple[str, Layout]] = {}  # clients may share a module: it is read once
     for i, module in modules.items():
         if id(module) not in known:
-            known[id(module)] = (_structure(module), Layout(module, units[i]))
-        structure, layouts[i] = known[id(module)]
-        groups.setdefault((structure, layouts[i].key(), shapes[i], type(module)), []).append(i)
+            known[id(module)] = (structure(module), Layout(module, units[i]))
+        text, layouts[i] = known[id(module)]
+        groups.setdefault((text, layouts[i].key(), shapes[i]), []).append(i)
     return tuple(Family(tuple(ids), modules[ids[0]], layouts[ids[0]]) for ids in groups.values())
