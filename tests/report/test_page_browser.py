@@ -230,6 +230,9 @@ def test_the_tree_of_circles_and_the_routes(browser: Browser, page: Path) -> Non
         "Circles from unit to unit: conv1 1 circle of 12; conv2 2 circles of 6, 6; fc1 4 circles of 3, 3, 3, 3; "
         "fc2 4 circles of 2, 2, 2, 2; head private"
     )
+    choose(browser, "#plan", "fedavg")  # the same for all units: one column
+    ticks = "document.querySelector('#circles .plot').layout.xaxis.ticktext.join()"
+    browser.until(f"{ticks} === 'conv1 – head'")
     choose(browser, "#plan", "fedmn")
     browser.until("document.querySelector('#circles .plot').getAttribute('aria-label').startsWith('Blocks in use')")
     assert "routes" in browser.ask("document.querySelector('#circles figcaption p').textContent")

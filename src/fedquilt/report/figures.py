@@ -164,4 +164,5 @@ def flat(table: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
 def _settings(run: RunFiles) -> list[tuple[str, Any]]:
     """Settings that make a method another one; not the seed, the machine or the time."""
     parts = ("method", "training", "merge", "participation", "settings", "sharing")
-    return [(n, v) for n, v in flat(run.settings) if n.split(".")[0] in parts and n.rpartition(".")[2] != "seed"]
+    named = ("method", "method.name")  # told by the name itself
+    return [(n, v) for n, v in flat(run.settings) if n.split(".")[0] in parts and n not in named]

@@ -39,11 +39,11 @@ function chips() {
     return svg;
   };
   document.getElementById("chips").replaceChildren(...scenario().methods.map((m, i) => {
-    const button = el("button", { type: "button", "aria-pressed": String(!state.hidden.has(i)), title: "Show or hide", onclick: () => {
+    const button = el("button", { type: "button", "aria-pressed": String(!state.hidden.has(i)), title: m.name, onclick: () => {
       state.hidden.has(i) ? state.hidden.delete(i) : state.hidden.add(i);
       button.setAttribute("aria-pressed", String(!state.hidden.has(i)));
       refresh("accuracy-over-rounds", "accuracy-against-megabytes", "spread-over-clients", "client-over-rounds");
-    } }, swatch(i), m.name);
+    } }, swatch(i), el("span", null, m.name));
     return button;
   }));
 }

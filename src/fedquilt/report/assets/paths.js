@@ -1,7 +1,24 @@
 // Circles from unit to unit: as a tree whose branches are circles (FedDL), or as routes through a pool of blocks (FedMN).
+// Units in a row that the same clients share in the same way are one column of the tree.
+function joined(cells) {
+  const columns = [], from = [], to = [];
+  cells.forEach((column, u) => {
+    const before = columns[columns.length - 1], match = new Map(), back = new Map();
+    const same = before && column.every((cell, c) => {
+      if (!match.has(before[c])) match.set(before[c], cell);
+      if (!back.has(cell)) back.set(cell, before[c]);
+      return match.get(before[c]) === cell && back.get(cell) === before[c] && (cell === 0) === (before[c] === 0);
+    });
+    if (same) to[to.length - 1] = u;
+    else { columns.push(column); from.push(u); to.push(u); }
+  });
+  const units = quilt().units;
+  return [columns, from.map((u, k) => to[k] === u ? units[u] : `${units[u]} – ${units[to[k]]}`)];
+}
 function tree() {
-  const q = quilt(), cells = sheet(frameAt(state.round)), place = new Map(rowOrder().map((c, k) => [c, k])), total = q.clients.length;
-  const last = q.units.length - 1, half = 0.09, shapes = [], dots = { x: [], y: [], text: [], words: [] };
+  const q = quilt(), whole = sheet(frameAt(state.round)), place = new Map(rowOrder().map((c, k) => [c, k])), total = q.clients.length;
+  const [cells, names] = joined(whole);
+  const last = cells.length - 1, half = 0.09, counted = cells.length <= (phone() ? 8 : 16), shapes = [], dots = { x: [], y: [], text: [], words: [] };
   // Each column stacks its circles in the order of the quilt's rows, private clients at the bottom.
   const columns = cells.map(column => {
     const groups = new Map();
@@ -33,17 +50,17 @@ function tree() {
     const y = top.get(cell);
     shapes.push({ type: "rect", layer: "below", x0: u - half, x1: u + half, y0: y, y1: y + members.length, line: { width: cell ? 0 : 1, color: colour(cell), dash: "dot" }, fillcolor: cell ? colour(cell) : faint(colour(0), 0.15) });
     dots.x.push(u); dots.y.push(y + members.length / 2);
-    dots.text.push(members.length >= total * 0.045 || groups.length === 1 ? String(members.length) : "");
+    dots.text.push(counted && (members.length >= total * 0.045 || groups.length === 1) ? String(members.length) : "");
     const named = members.slice(0, 12).map(c => escaped(scenario().clients[q.clients[c]], 20)).join(", ") + (members.length > 12 ? ", …" : "");
-    dots.words.push(`${escaped(q.units[u])}: ${cell ? circleName(cell) : "private"}, ${count(members.length, "client")}<br>${named}`);
+    dots.words.push(`${escaped(names[u])}: ${cell ? circleName(cell) : "private"}, ${count(members.length, "client")}<br>${named}`);
   }));
   const height = phone() ? 340 : Math.max(380, Math.min(quiltHeight(), 640));
   return { data: [
     { x: dots.x, y: dots.y, mode: "markers", customdata: dots.words, marker: { size: 18, opacity: 0 }, hovertemplate: "%{customdata}<extra></extra>" },
     { x: dots.x.map(x => x + half), y: dots.y, mode: "text", text: dots.text.map(t => t && " " + t), textposition: "middle right",
       textfont: { color: css("--ink"), size: 12 }, hoverinfo: "skip", cliponaxis: false }],
-    label: "Circles from unit to unit: " + planWords(cells).map(([unit, what]) => `${unit} ${what}`).join("; "),
-    layout: layout(height, axis("", { side: "top", range: [-0.3, last + 0.45], tickvals: q.units.map((_, u) => u), ticktext: q.units.map(u => escaped(u, 20)), ticklabeloverflow: "allow", showgrid: false, showline: false, ticks: "", tickangle: unitAngle() }),
+    label: "Circles from unit to unit: " + planWords(whole).map(([unit, what]) => `${unit} ${what}`).join("; "),
+    layout: layout(height, axis("", { side: "top", range: [-0.3, last + 0.45], tickvals: unitTicks(names.length), ticktext: unitTicks(names.length).map(u => escaped(names[u], 24)), ticklabeloverflow: "allow", showgrid: false, showline: false, ticks: "", tickangle: names.join("  ").length > (phone() ? 34 : q.units.length <= SIDE_BY_SIDE ? 60 : 130) ? -40 : 0 }),
       axis("", { autorange: "reversed", showticklabels: false, showgrid: false, showline: false, ticks: "" }), { shapes, margin: { l: 8, r: 8, t: 40, b: 8 } }) };
 }
 

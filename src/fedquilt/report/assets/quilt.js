@@ -21,6 +21,7 @@ function rowOrder() {
 }
 // Labels of units lie flat where they fit.
 const unitAngle = () => quilt().units.reduce((n, u) => n + Math.min(20, u.length) + 1, 0) > (phone() ? 34 : quilt().units.length <= SIDE_BY_SIDE ? 55 : 120) ? -40 : 0;
+const unitTicks = n => Array.from({ length: n }, (_, u) => u).filter(u => u % Math.ceil(n / (phone() ? 14 : 36)) === 0);
 const quiltHeight = () => { const n = quilt().clients.length; return n <= 60 ? Math.min(820, Math.max(220, 110 + 17 * n)) : Math.min(640, Math.max(480, n)); };
 const SIDE_BY_SIDE = 10;  // up to so many units, quilt and tree stand side by side under the slider
 
@@ -95,12 +96,12 @@ const patchwork = () => figure({ id: "quilt", title: "The quilt",
     const scale = CIRCLES.flatMap((c, i) => [[i / CIRCLES.length, c], [(i + 1) / CIRCLES.length, c]]);
     const thin = order.length > 150 ? 0 : 1;
     return { data: [{ type: "heatmap", z: rows(cell => cell ? q.circles[cell - 1][2] % CIRCLES.length + 0.5 : null), zmin: 0, zmax: CIRCLES.length, colorscale: scale,
-      showscale: false, xgap: phone() ? 2 : 3, ygap: thin, hoverongaps: true, x: q.units.map((_, u) => u), y: order.map((_, k) => k),
+      showscale: false, xgap: q.units.length > 30 ? 1 : phone() ? 2 : 3, ygap: thin, hoverongaps: true, x: q.units.map((_, u) => u), y: order.map((_, k) => k),
       text: few ? rows(cell => cell ? String(q.circles[cell - 1][1]) : "") : undefined, texttemplate: few ? "%{text}" : undefined, textfont: { size: 10 },
       customdata: rows((cell, u, c) => `${escaped(scenario().clients[q.clients[c]])}<br>${escaped(q.units[u])}: ${cell ? `${circleName(cell)}, ${count(found[u].get(cell), "client")}` : "private"}`),
       hovertemplate: "%{customdata}<extra></extra>" }],
       label: `Sharing plan in round ${state.round}: ` + planWords(cells).map(([unit, what]) => `${unit} ${what}`).join("; "),
-      layout: layout(quiltHeight(), axis("", { side: "top", tickvals: q.units.map((_, u) => u), ticktext: q.units.map(u => escaped(u, 20)), tickangle: unitAngle(), ticklabeloverflow: "allow", showgrid: false, showline: false, ticks: "" }),
+      layout: layout(quiltHeight(), axis("", { side: "top", tickvals: unitTicks(q.units.length), ticktext: unitTicks(q.units.length).map(u => escaped(q.units[u], 20)), tickangle: unitAngle(), ticklabeloverflow: "allow", showgrid: false, showline: false, ticks: "" }),
         axis(labelled ? "" : count(order.length, "client"), { autorange: "reversed", tickvals: labelled ? order.map((_, k) => k) : [], ticktext: labelled ? names : [], showgrid: false, showline: false, ticks: "", tickfont: { size: 11, color: css("--soft") } }),
         { margin: { l: 20, r: unitAngle() ? 34 : 8, t: 40, b: 10 }, annotations: lone.map(u => ({ x: u, y: (order.length - 1) / 2, text: "private", textangle: -90, showarrow: false, font: { size: 12, color: css("--soft") } })) }) };
   },
