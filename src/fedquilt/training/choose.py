@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedquilt.training.engine import Engine, Job, Recipe
 from fedquilt.training.objective import Batch, Context
-from fedquilt.training.parallel import Parallel, cores
+from fedquilt.training.parallel import Parallel, can_fork, cores
 from fedquilt.training.sequential import Sequential
 from fedquilt.training.vectorised import Vectorised
 
@@ -47,7 +47,7 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: dict[str, Tensor]) -
 
 
 def _can_fork(recipe: Recipe, rows: Tensor) -> bool:
-    return recipe.device.type == "cpu" and cores() > 1 and len(rows) > 1
+    return recipe.device.type == "cpu" and can_fork() and cores() > 1 and len(rows) > 1
 
 
 def _shortened(recipe: Recipe) -> Recipe:

@@ -1,14 +1,21 @@
 """Clients spread over worker processes, one thread each: the way of a CPU where arithmetic, not Python, is the cost.
 
-Workers are forked once, with the module and the samples already in memory; rows lie in shared memory, so that a round
-moves nothing but a few numbers through pipes. Each worker takes the next client that nobody has taken.
+Workers are forked once, with the module and the samples already in memory; rows and whatever the method prepared lie in
+shared memory, so that a round moves nothing but a few numbers through pipes. Each worker takes the next client that
+nobody has taken.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import multiprocessing
 import os
+import signal
+import time
 import traceback
+import warnings
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
@@ -18,10 +25,17 @@ from torch import Tensor
 from fedquilt.training.engine import Job, Recipe
 from fedquilt.training.sequential import Sequential
 
+_PATIENCE = 2.0  # seconds that idle workers get to end by themselves
+
 
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def can_fork() -> bool:
+    """Whether this system can fork processes at all."""
+    return "fork" in multiprocessing.get_all_start_methods()
 
 
 class Parallel:
@@ -32,63 +46,103 @@ class Parallel:
     def __init__(self, recipe: Recipe, workers: int | None = None) -> None:
         if recipe.device.type != "cpu":
             raise ValueError("the engine 'parallel' is for the CPU; take engine='vectorised' on a GPU")
+        if not can_fork():
+            raise ValueError("the engine 'parallel' forks processes, which this system cannot; take another engine")
         self.recipe = recipe
         self.workers = min(workers or cores(), len(recipe.samples.count))
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
-        self.rows: Tensor | None = None
+        self.shared: dict[str, Tensor] = {}
+        self.owner = os.getpid()
 
     def train(self, job: Job) -> Tensor:
+        try:
+            return self._train(job)
+        except BaseException:  # an interrupted job leaves answers in the pipes: these workers are of no more use
+            self.close(patience=0.0)
+            raise
+
+    def _train(self, job: Job) -> Tensor:
         k = len(job.members)
-        if self.rows is None or len(self.rows) < k:
-            self._start(k)
-        assert self.rows is not None
-        self.rows[:k] = job.rows
+        tensors = {"rows": job.rows, **{f"extra {name}": value for name, value in job.extras.items()}}
+        if job.scale is not None:
+            tensors["scale"] = job.scale
+        if not self._fits(tensors):
+            self._start(tensors)
+        for name, value in tensors.items():
+            self.shared[name][:k] = value
         # The longest first: the last client to finish is then a short one.
         turn = sorted(range(k), key=lambda at: -self.recipe.samples.count[job.members[at]])
         self.next.value = 0
-        parts = (job.members, turn, job.round, job.lr, job.scale, dict(job.extras))
         for pipe in self.pipes:
-            pipe.send(parts)
+            pipe.send((job.members, turn, job.round, job.lr))
         losses = torch.zeros(k)
         for pipe in self.pipes:
             trouble, done = _answer(pipe)
             if trouble:
-                self.close()
                 raise RuntimeError(f"a worker failed while training:\n{trouble}")
             for at, loss in done:
                 losses[at] = loss
-        job.rows.copy_(self.rows[:k])
+        job.rows.copy_(self.shared["rows"][:k])
         return losses
 
-    def _start(self, k: int) -> None:
+    def _fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the workers' shared memory has a place for these."""
+        return self.shared.keys() == tensors.keys() and all(
+            len(have := self.shared[name]) >= len(value)
+            and have.shape[1:] == value.shape[1:]
+            and have.dtype == value.dtype
+            for name, value in tensors.items()
+        )
+
+    def _start(self, tensors: Mapping[str, Tensor]) -> None:
         self.close()
         context = multiprocessing.get_context("fork")
-        self.rows = torch.zeros(k, self.recipe.layout.width).share_memory_()
+        self.shared = {name: _shared(value) for name, value in tensors.items()}
         self.next = context.Value("q", 0)
         for _ in range(self.workers):
             here, there = context.Pipe()
             self.pipes.append(here)
-            inherited = tuple(self.pipes)
-            args = (there, inherited, self.recipe, self.rows, self.next)
+            args = (there, tuple(self.pipes), self.recipe, self.shared, self.next)
             process = context.Process(target=_work, args=args, daemon=True)
-            process.start()
+            with warnings.catch_warnings():
+                # Forking beside other threads is safe here: a worker uses nothing that they could hold.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
             there.close()
             self.processes.append(process)
 
-    def close(self) -> None:
-        """End the workers."""
+    def close(self, patience: float = _PATIENCE) -> None:
+        """End the workers: idle ones by themselves, others after a while."""
+        if self.owner != os.getpid():  # a copy of an engine in a worker
+            return
         for pipe in self.pipes:
+            with contextlib.suppress(OSError):  # whoever is gone already needs no word
+                pipe.send(None)
             pipe.close()
+        end = time.monotonic() + patience
         for process in self.processes:
-            process.join(timeout=5)
+            process.join(timeout=max(0.0, end - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
-        self.processes, self.pipes, self.rows = [], [], None
+            process.close()
+        self.processes, self.pipes, self.shared = [], [], {}
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "owner"):
+            self.close()
+
+
+def _shared(like: Tensor) -> Tensor:
+    """Zeros of a tensor's shape in memory that forked processes have in common.
+
+    Anonymous memory, not a file: the file system for shared memory is tiny in many containers.
+    """
+    if like.numel() == 0:
+        return torch.zeros_like(like)
+    memory = mmap.mmap(-1, like.numel() * like.element_size())
+    return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
 
 
 def _answer(pipe: Connection) -> tuple[str, list[tuple[int, float]]]:
@@ -99,29 +153,37 @@ def _answer(pipe: Connection) -> tuple[str, list[tuple[int, float]]]:
     return trouble, done
 
 
-def _work(pipe: Connection, inherited: tuple[Connection, ...], recipe: Recipe, rows: Tensor, turn_of: Any) -> None:
-    """A worker's life: take jobs until the pipe closes."""
+def _work(
+    pipe: Connection, inherited: tuple[Connection, ...], recipe: Recipe, shared: Mapping[str, Tensor], turn_of: Any
+) -> None:
+    """A worker's life: take jobs until it is told to end, or the pipe closes because the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends its workers
     for end in inherited:  # the parent's ends: while a copy of one is open here, closing it there would go unnoticed
         end.close()
     torch.set_num_threads(1)
     engine = Sequential(recipe)
+    extras = {name.removeprefix("extra "): value for name, value in shared.items() if name.startswith("extra ")}
     while True:
         try:
-            members, turn, round_, lr, scale, extras = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+            order = pipe.recv()
+        except (EOFError, OSError):
             return
+        if order is None:
+            return
+        members, turn, round_, lr = order
         done: list[tuple[int, float]] = []
         trouble = ""
         try:
-            job = Job(rows[: len(members)], members, round_, lr, scale, extras)
+            job = Job(shared["rows"], members, round_, lr, shared.get("scale"), extras)
             while True:
                 with turn_of.get_lock():
                     place, turn_of.value = turn_of.value, turn_of.value + 1
                 if place >= len(turn):
                     break
                 done.append((turn[place], float(engine.train_one(job, turn[place]))))
-        except KeyboardInterrupt:
-            return
         except Exception:
             trouble = traceback.format_exc()
-        pipe.send((trouble, done))
+        try:
+            pipe.send((trouble, done))
+        except OSError:  # nobody waits for it any more
+            return
