@@ -69,7 +69,7 @@ class Client:
     `model` is a function without arguments that builds the client's network. `traits` are declared facts such as
     `{"device": "gen1", "cohort": "sporty"}`. `labels` are the classes the client owns (default: all classes its splits
     show). `changes` maps a round (counted from 1) to a `Change` that holds from that round on: new private data of a
-    stream, another architecture, another label set. A client is tested on its samples of the labels it owns at the time.
+    stream, another architecture, another label set. A client is tested on its samples of labels it owns at the time.
 
     >>> from torch import nn
     >>> c = Client("phone-3", model=lambda: nn.Linear(2, 2), train=([[0., 1.], [1., 0.]], [0, 1]))
@@ -153,7 +153,7 @@ class Client:
         mine = torch.isin(now.train.y, torch.tensor(now.labels)) if now.labels != self.labels else torch.tensor(True)
         if not bool(mine.any()):
             raise ValueError(
-                f"client '{self.name}' owns the labels {now.labels} in round {round_} but has no training samples of them; "
+                f"client '{self.name}' owns {now.labels} in round {round_} but no training samples of these labels; "
                 "give it some in the same change"
             )
         if not bool(mine.all()):

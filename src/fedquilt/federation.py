@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
 from fedquilt.sharing import Plan, Rule, Traffic, mean
+from fedquilt.stacks import Family
 from fedquilt.training.batches import key_of
 from fedquilt.training.evaluate import confusion
 from fedquilt.training.settings import Training
@@ -75,8 +75,9 @@ class Federation:
         self.fleet = Fleet(scenario.clients, terms, self.device, engine, clients_at_once)
         members = tuple(self.fleet.members().values())
         roster = Roster(
-            members, scenario.classes, self.training.rounds, seed, scenario.common, tuple(scenario.label_names)
-        )
+            members, scenario.classes, self.training.rounds, seed, scenario.common, tuple(scenario.label_names),
+            scenario.public_test,
+        )  # fmt: skip
         first = self.fleet.first_values()
         self.server = Server(method, roster, first, rule, self.device, self.look_at_models)
         self.memory: dict[tuple[int, ...], dict[str, Tensor]] = {}
@@ -99,7 +100,7 @@ class Federation:
         """One round; what the clients scored after it, where `evaluate_every` says so."""
         start = time.perf_counter()
         round_ = self.round + 1
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[]):
             changed = self.fleet.changes(round_)
             if changed:
                 self.server.declare(changed)
@@ -174,15 +175,27 @@ class Federation:
         for up in sent.ups:
             family = next(crew.family for crew in self.fleet.crews if up.ids[0] in crew.family.ids)
             parts = {unit.name: up.part([unit.name]) for unit in family.layout.units}
-            if any(part is None or len(part[0]) != len(up.ids) for part in parts.values()):
+            senders = [set() if part is None else set(part[0].tolist()) for part in parts.values()]
+            whole = [i for i in up.ids if all(i in some for some in senders)]
+            if not whole:
                 continue
-            rows = torch.empty(len(up.ids), family.layout.width, device=self.device)
+            rows = torch.empty(len(whole), family.layout.width, device=self.device)
             for unit, part in parts.items():
                 assert part is not None
-                for own, value in family.layout.pieces(rows, part[1], unit):
+                place = {i: at for at, i in enumerate(part[0].tolist())}
+                index = torch.tensor([place[i] for i in whole], device=part[1].device)
+                for own, value in family.layout.pieces(rows, part[1][index], unit):
                     own.copy_(value)
-            ids.append(torch.tensor(up.ids))
-            found.append(_probabilities(family.template, family.layout.split, rows, x.to(self.device)))
+            ids.append(torch.tensor(whole))
+            try:
+                outputs = _probabilities(family, rows, x.to(self.device))
+            except RuntimeError as error:
+                raise ValueError(
+                    f"the model of client '{self.server.roster.names[whole[0]]}' cannot be run on the server's samples of "
+                    f"shape {tuple(x.shape[1:])} ({error}); give the scenario common samples that fit all models"
+                ) from error
+            # a class that a model does not know has the probability 0 there
+            found.append(nn.functional.pad(outputs, (0, self.scenario.classes - outputs.shape[2])))
         if not ids:
             raise ValueError(f"in round {sent.round} nobody sent a whole model; ask for all units in the plan before")
         return torch.cat(ids), torch.cat(found)
@@ -192,14 +205,12 @@ class Federation:
         self.fleet.close()
 
 
-def _probabilities(
-    template: nn.Module, split: Callable[[Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]], rows: Tensor, x: Tensor
-) -> Tensor:
+def _probabilities(family: Family, rows: Tensor, x: Tensor) -> Tensor:
     """Softmax outputs (k, n, classes) of rows of one architecture."""
-    module = copy.deepcopy(template).to(rows.device).eval()
+    module = family.evaluator(rows.device)
 
     def one(row: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(module, split(row), (x,))
+        outputs: Tensor = functional_call(module, family.layout.split(row), (x,))
         return outputs.softmax(1)
 
     with torch.no_grad():

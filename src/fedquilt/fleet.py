@@ -5,8 +5,8 @@ In a simulation a fleet holds all clients; on a device it holds one. The code is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from fedquilt.client import Client, Split
 from fedquilt.messages import Block, Down, Member, Up
-from fedquilt.methods.base import Method, Prepared
+from fedquilt.methods.base import Lesson, Method, Prepared
 from fedquilt.sharing import install
 from fedquilt.stacks import Family, Signature, families
 from fedquilt.training.batches import key_of
-from fedquilt.training.choose import choose, how_many_at_once
+from fedquilt.training.choose import ENGINES, choose, how_many_at_once
 from fedquilt.training.engine import Engine, Job, Recipe, Samples
 from fedquilt.training.settings import Training
-from fedquilt.view import StackView, Table
+from fedquilt.view import StackView, Table, where_public
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class Terms:
     common: Split | None = None
     public_test: Split | None = None
 
+    @property
+    def public(self) -> list[Split]:
+        """The public samples that every client holds: `common`, then `public_test`."""
+        return [split for split in (self.common, self.public_test) if split is not None]
+
 
 @dataclass
 class _Crew:
@@ -47,6 +52,8 @@ class _Crew:
     tables: dict[str, Table]
     engine: Engine | None = None
     at_once: int = 0
+    lesson: Lesson | None = None
+    teacher: Engine | None = None
 
 
 class Fleet:
@@ -71,11 +78,12 @@ class Fleet:
         self.clients = tuple(clients)
         self.numbers = tuple(numbers) if numbers is not None else tuple(range(len(clients)))
         self.round = 0
+        self._starts = {start for client in clients for start in client.changes}
         self.crews: list[_Crew] = []
         self.home: dict[int, tuple[int, int]] = {}
         self._modules: dict[tuple[int, tuple[int, ...], int], nn.Module] = {}
-        self._labels: dict[int, tuple[int, ...]] = {}
-        self._muster({})
+        self._known: dict[int, tuple[str, int]] = {}  # the engine found for a template, and how many clients at once
+        self._muster(set())
 
     # --- who is there ------------------------------------------------------------------------------------------------
 
@@ -85,7 +93,7 @@ class Fleet:
         for crew in self.crews:
             units: Mapping[str, Signature] = crew.family.layout.signatures
             for number, client in zip(crew.family.ids, crew.clients, strict=True):
-                now[number] = Member(client.name, client.samples, client.traits, client.labels, units)
+                now[number] = self._member(client, units)
         return dict(sorted(now.items()))
 
     def first_values(self) -> dict[tuple[str, Signature], Tensor]:
@@ -100,22 +108,18 @@ class Fleet:
 
     def changes(self, round_: int) -> dict[int, Member]:
         """Go to a round: clients whose model, labels or data change there change now, and declare themselves anew."""
-        before = dict(zip(self.numbers, self.clients, strict=True))
-        due = {n for n, c in before.items() if any(self.round < start <= round_ for start in c.changes)}
-        self.round = round_
-        if not due:
+        if not any(self.round < start <= round_ for start in self._starts):
+            self.round = round_
             return {}
-        kept = {}
-        for crew in self.crews:
-            for at, number in enumerate(crew.family.ids):
-                kept[number] = (crew.family.layout.key(), crew.rows[at].clone())
-        fresh = {
-            n for n in due if any(c.model is not None for start, c in before[n].changes.items() if start == round_)
+        due = {
+            n: [change for start, change in client.changes.items() if self.round < start <= round_]
+            for n, client in zip(self.numbers, self.clients, strict=True)
         }
+        self.round = round_
         self.close()
-        self._muster({n: row for n, row in kept.items() if n not in fresh})
+        self._muster({n for n, changes in due.items() if any(change.model is not None for change in changes)})
         members = self.members()
-        return {n: members[n] for n in due}
+        return {n: members[n] for n, changes in due.items() if changes}
 
     def families(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
         """The chosen clients, family by family."""
@@ -123,8 +127,9 @@ class Fleet:
         groups = [tuple(i for i in crew.family.ids if i in wanted) for crew in self.crews]
         return [group for group in groups if group]
 
-    def _muster(self, kept: Mapping[int, tuple[str, Tensor]]) -> None:
-        """Group the clients as they are now into families, with first rows for all whose rows are not kept."""
+    def _muster(self, fresh: Set[int]) -> None:
+        """Group the clients as they are now into families. They keep their numbers, except those with fresh models."""
+        before, home = self.crews, self.home
         now = {n: client.at(self.round) for n, client in zip(self.numbers, self.clients, strict=True)}
         modules = {n: self._module(client) for n, client in now.items()}
         units = {n: self.terms.method.cut(module) for n, module in modules.items()}
@@ -135,13 +140,25 @@ class Fleet:
             rows = self._first_rows(family, modules)
             for at, n in enumerate(family.ids):
                 self.home[n] = (index, at)
-                if n in kept and kept[n][0] == family.layout.key():
-                    inside = family.layout.parameters
-                    rows[at, :inside] = kept[n][1][:inside].to(rows.device)
-                    if now[n].labels == self._labels.get(n, now[n].labels):
-                        rows[at, inside:] = kept[n][1][inside:].to(rows.device)
-            self.crews.append(_Crew(family, clients, rows, self._samples(clients), {}))
-        self._labels = {n: client.labels for n, client in now.items()}
+                if n in home:
+                    self._keep(before[home[n][0]], home[n][1], family, rows[at], modules[n], n in fresh)
+            same = [c for c in before if c.family.ids == family.ids and _labels(c.clients) == _labels(clients)]
+            tables = {split: table for crew in same for split, table in crew.tables.items() if split != "train"}
+            self.crews.append(_Crew(family, clients, rows, self._samples(clients), tables))
+
+    def _keep(self, old: _Crew, at: int, family: Family, row: Tensor, module: nn.Module, fresh: bool) -> None:
+        """Write into a client's first row, (width,), what it had before, but for what new labels or models decide."""
+        had, layout = old.rows[at].to(row.device), family.layout
+        if not fresh and old.family.layout.key() == layout.key():
+            earlier = self._module(old.clients[at])
+            first = row if earlier is module else layout.row(earlier).to(row.device)
+            row.copy_(torch.where(row == first, had, row))
+            return
+        for unit, signature in layout.signatures.items():
+            if self.terms.method.lasting(unit) and old.family.layout.signatures.get(unit) == signature:
+                value = old.family.layout.take(had[None], unit)
+                for mine, part in layout.pieces(row[None], value, unit):
+                    mine.copy_(part)
 
     def _module(self, client: Client) -> nn.Module:
         """A client's module with its first weights. Clients with one builder and one set of labels share it."""
@@ -153,9 +170,12 @@ class Fleet:
                 if not isinstance(model, nn.Module):
                     kind = type(model).__name__
                     raise TypeError(f"client '{client.name}': its model function gave a {kind}, not an nn.Module")
-                member = Member(client.name, client.samples, client.traits, client.labels, {})
-                self._modules[key] = self.terms.method.wrap(model, member, self.terms.classes)
+                self._modules[key] = self.terms.method.wrap(model, self._member(client, {}), self.terms.classes)
         return self._modules[key]
+
+    def _member(self, client: Client, units: Mapping[str, Signature]) -> Member:
+        public = sum(len(split) for split in self.terms.public)
+        return Member(client.name, client.samples, client.traits, client.labels, units, public)
 
     def _first_rows(self, family: Family, modules: Mapping[int, nn.Module]) -> Tensor:
         """(k, width) rows at rest: on the device where they take a quarter of it at most, else in host memory."""
@@ -191,7 +211,12 @@ class Fleet:
         places = [self.home[i][1] for i in down.ids]
         everybody = places == list(range(len(crew.family.ids))) and crew.rows.device == self.device
         index = torch.tensor(places, device=crew.rows.device)
-        rows = crew.rows if everybody else crew.rows[index].to(self.device)
+        if everybody:
+            rows = crew.rows
+        elif _covered(crew.family, down):  # all of a row is replaced by what was received: it need not be fetched
+            rows = torch.empty(len(places), crew.family.layout.width, device=self.device)
+        else:
+            rows = crew.rows[index].to(self.device)
         self.install(crew.family, rows, down)
         view = self.view(crew, down.ids, rows, down)
         prepared = self.terms.method.prepare(view)
@@ -212,12 +237,49 @@ class Fleet:
         recipe = self._recipe(crew)
         extras = dict(prepared.extras)
         scale = _scale(crew.family, prepared.rates, len(rows))
+        template = id(crew.family.template)
+        if crew.engine is None and template in self._known:  # clients changed, but how to train such models is known
+            kind, crew.at_once = self._known[template]
+            crew.engine = ENGINES[kind](recipe)
         if crew.at_once == 0:
             crew.at_once = self.clients_at_once or how_many_at_once(recipe, extras)
         step = crew.at_once
         if crew.engine is None:
             few = {name: value[:step] for name, value in extras.items()}
             crew.engine = choose(self.engine_name, recipe, rows[: min(step, len(crew.clients))], few)
+            self._known[template] = (crew.engine.name, step)
+        if prepared.lesson is not None:
+            self._teach(crew, prepared.lesson, recipe, rows, places, round_, scale)
+        rest = _resting(crew.family, prepared.rates, rows)
+        loss = self._work(crew.engine, step, rows, places, round_, scale, extras)
+        for now, before, still in rest:
+            now.copy_(torch.where(still[:, None], before, now))
+        return loss
+
+    def _teach(
+        self, crew: _Crew, lesson: Lesson, recipe: Recipe, rows: Tensor, places: list[int], round_: int,
+        scale: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Train rows, in place, on samples that all clients hold."""
+        last = crew.lesson
+        assert crew.engine is not None
+        if crew.teacher is None or last is None or (last.x is not lesson.x or last.objective is not lesson.objective
+                                                    or last.epochs != lesson.epochs):  # fmt: skip
+            if crew.teacher is not None:
+                crew.teacher.close()
+            k = len(crew.clients)
+            keys = tuple(key_of(self.terms.seed, client.name, "lesson") for client in crew.clients)
+            samples = Samples(lesson.x, lesson.y, (0,) * k, (len(lesson.y),) * k, keys).to(self.device)
+            how = replace(recipe.training, epochs=lesson.epochs)
+            recipe = replace(recipe, samples=samples, training=how, objective=lesson.objective)
+            crew.lesson, crew.teacher = lesson, ENGINES[crew.engine.name](recipe)
+        self._work(crew.teacher, crew.at_once, rows, places, round_, scale, lesson.extras)
+
+    def _work(
+        self, engine: Engine, step: int, rows: Tensor, places: list[int], round_: int, scale: Tensor | None,
+        extras: Mapping[str, Tensor],
+    ) -> Tensor:  # fmt: skip
+        """Train rows, in place, `step` clients at a time; their mean losses, (k,)."""
         losses = []
         for at in range(0, len(rows), step):
             part = slice(at, at + step)
@@ -229,7 +291,7 @@ class Fleet:
                 None if scale is None else scale[part].to(rows.device),
                 {name: value[part].to(rows.device) for name, value in extras.items()},
             )
-            losses.append(crew.engine.train(job))
+            losses.append(engine.train(job))
         return torch.cat(losses)
 
     def _recipe(self, crew: _Crew) -> Recipe:
@@ -247,9 +309,10 @@ class Fleet:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def view(
-        self, crew: _Crew, ids: tuple[int, ...], rows: Tensor, down: Down | None, round_: int | None = None
-    ) -> StackView:
-        """What a method's client half sees of some clients."""
+        self, crew: _Crew, ids: tuple[int, ...], rows: Tensor, down: Down | None, round_: int | None = None,
+        installed: bool = True,
+    ) -> StackView:  # fmt: skip
+        """What a method's client half sees of some clients; `installed`: what was received is in the rows."""
         places = [self.home[i][1] for i in ids]
         clients = [crew.clients[at] for at in places]
 
@@ -257,8 +320,7 @@ class Fleet:
             whole = self._table(crew, split)
             if places == list(range(len(crew.clients))):
                 return whole
-            index = torch.tensor(places, device=whole.y.device)
-            return Table(whole.x[index], whole.y[index], whole.mask[index])
+            return whole.of(torch.tensor(places, device=whole.y.device))
 
         return StackView(
             family=crew.family,
@@ -278,10 +340,11 @@ class Fleet:
             traits=tuple(client.traits for client in clients),
             labels=tuple(client.labels for client in clients),
             samples=tuple(client.samples for client in clients),
+            installed=installed,
         )
 
     def _table(self, crew: _Crew, split: str) -> Table:
-        """A split of a whole family, padded to the longest; made once."""
+        """A split of a whole family, padded to the longest, samples of labels a client has not masked; made once."""
         if split not in crew.tables:
             parts = [getattr(client, split) for client in crew.clients]
             longest = max(len(part) for part in parts)
@@ -289,8 +352,11 @@ class Fleet:
             y = torch.zeros(len(parts), longest, dtype=torch.int64)
             mask = torch.zeros(len(parts), longest)
             for i, part in enumerate(parts):
-                x[i, : len(part)], y[i, : len(part)], mask[i, : len(part)] = part.x, part.y, 1.0
-            crew.tables[split] = Table(x.to(self.device), y.to(self.device), mask.to(self.device))
+                x[i, : len(part)], y[i, : len(part)] = part.x, part.y
+                mask[i, : len(part)] = torch.isin(part.y, torch.tensor(crew.clients[i].labels)).float()
+            public = self.terms.public
+            found = where_public(x, torch.cat([split.x for split in public])).to(self.device) if public else None
+            crew.tables[split] = Table(x.to(self.device), y.to(self.device), mask.to(self.device), found)
         return crew.tables[split]
 
     def looks(self, down: Mapping[tuple[int, ...], Down]) -> list[tuple[StackView, StackView]]:
@@ -301,7 +367,7 @@ class Fleet:
             own = crew.rows[torch.tensor([self.home[i][1] for i in ids], device=crew.rows.device)].to(self.device)
             received = own.clone()
             self.install(crew.family, received, message)
-            pairs.append((self.view(crew, ids, received, message), self.view(crew, ids, own, message)))
+            pairs.append((self.view(crew, ids, received, message), self.view(crew, ids, own, message, installed=False)))
         return pairs
 
     def model(self, number: int, down: Down | None = None) -> nn.Module:
@@ -321,9 +387,20 @@ class Fleet:
     def close(self) -> None:
         """Give back worker processes and captured graphs."""
         for crew in self.crews:
-            if crew.engine is not None:
-                crew.engine.close()
-                crew.engine = None
+            for engine in (crew.engine, crew.teacher):
+                if engine is not None:
+                    engine.close()
+            crew.engine = crew.teacher = None
+
+
+def _labels(clients: Sequence[Client]) -> list[tuple[int, ...]]:
+    return [client.labels for client in clients]
+
+
+def _covered(family: Family, down: Down) -> bool:
+    """Whether a message replaces every unit of its clients whole."""
+    units = {unit for block, pull in zip(down.blocks, down.pulls, strict=True) if pull is None for unit in block.units}
+    return all(unit.name in units for unit in family.layout.units)
 
 
 def _blocks(family: Family, rows: Tensor, send: Mapping[str, Tensor]) -> tuple[Block, ...]:
@@ -356,3 +433,13 @@ def _scale(family: Family, rates: Mapping[str, Tensor], k: int) -> Tensor | None
             if stop <= family.layout.parameters:
                 scale[:, start:stop] = rate[:, None]
     return scale
+
+
+def _resting(family: Family, rates: Mapping[str, Tensor], rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Buffers of units with rates, (k, size): a view, a copy, and for whom the unit is frozen, so that they rest too."""
+    return [
+        (rows[:, start:stop], rows[:, start:stop].clone(), rate.to(rows.device) == 0)
+        for unit, rate in rates.items()
+        for start, stop in family.layout.ranges[unit]
+        if start >= family.layout.parameters
+    ]

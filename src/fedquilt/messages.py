@@ -25,6 +25,7 @@ class Member:
     traits: Mapping[str, str]
     labels: tuple[int, ...]
     units: Mapping[str, Signature]  # in order, bottom to top
+    public: int = 0  # how many public samples it holds
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Roster:
     seed: int = 0
     common: Split | None = None
     label_names: tuple[str, ...] = ()
+    public_test: Split | None = None
 
     def __len__(self) -> int:
         return len(self.members)
@@ -147,7 +149,8 @@ class Sent:
 
     round: int
     ups: tuple[Up, ...]
-    models: Callable[["Sent", Tensor], tuple[Tensor, Tensor]] | None = None
+    models: Callable[[Sent, Tensor], tuple[Tensor, Tensor]] | None = None
+    held: Callable[[str, Tensor], Tensor] | None = None
 
     @property
     def ids(self) -> Tensor:
@@ -172,6 +175,12 @@ class Sent:
         if not parts:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0)
         return torch.cat([ids for ids, _ in parts]), torch.cat([value for _, value in parts])
+
+    def received(self, unit: str, ids: Tensor) -> Tensor:
+        """(k, size) the server's value of a unit in the circles of some clients: what they had before they trained."""
+        if self.held is None:
+            raise ValueError("the server was given no values, so it cannot say what clients received")
+        return self.held(unit, ids)
 
     def report(self, name: str) -> tuple[Tensor, Tensor]:
         """Who reported something, (k,), and what, (k, ...)."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedquilt.federation import Callback, Federation, RoundReport
 from fedquilt.methods import METHODS, Method
-from fedquilt.readouts import READOUTS, Readout
+from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.results import Evaluation, Row, summarise
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import Plan, Rule, mean
@@ -48,9 +48,10 @@ def make_readouts(readouts: Sequence[str | Readout]) -> tuple[Readout, ...]:
     """Read-outs from their names."""
     made = []
     for readout in readouts:
-        if isinstance(readout, str) and readout not in READOUTS:
-            raise ValueError(suggest(readout, READOUTS, "read-out"))
-        made.append(READOUTS[readout]() if isinstance(readout, str) else readout)
+        found = named(readout) if isinstance(readout, str) else readout
+        if found is None:
+            raise ValueError(suggest(str(readout), READOUTS, "read-out"))
+        made.append(found)
     return tuple(made)
 
 
@@ -110,6 +111,7 @@ class Run:
             "engine": "+".join(sorted(set(federation.fleet.engines))),
             "device": str(federation.device),
             "refused_updates": int(federation.server.refused.sum()),
+            **federation.method.describe(federation.server.state, federation.server.plan, federation.server.roster),
         }
 
 

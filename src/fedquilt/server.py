@@ -70,7 +70,7 @@ class Server:
         device: torch.device | str = "cpu",
         models: Callable[[Sent, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        self.method, self.roster, self.rule, self.models = method, roster, rule, models
+        self.method, self.roster, self.rule, self.models = method, roster, method.merging(rule), models
         self.device = torch.device(device)
         self.round = 0
         self.refused = torch.zeros(len(roster), dtype=torch.int64, device=self.device)
@@ -118,7 +118,7 @@ class Server:
 
     def merge(self, ups: Sequence[Up]) -> None:
         """Close a round: the method writes the plan, by which what was sent is merged."""
-        sent = Sent(self.round + 1, tuple(ups), self.models)
+        sent = Sent(self.round + 1, tuple(ups), self.models, self.held)
         self.state, plan = self.method.next(self.state, self.plan, sent, self.roster)
         if plan is not self.plan and plan != self.plan:
             plan.check(self.roster.signatures(), self.roster.names)
@@ -128,15 +128,29 @@ class Server:
             self._merge_shelf(shelf, ups)
         self.round += 1
 
+    def held(self, unit: str, ids: Tensor) -> Tensor:
+        """(k, size) the values of a unit in the circles of clients that have it in one shape."""
+        key = (unit, self.roster.members[int(ids[0])].units[unit])
+        for shelf in self.shelves:
+            if key in shelf.keys:
+                return shelf.column(key)[shelf.plan.row[ids].to(self.device)]
+        raise KeyError(f"unit '{unit}' is in no circle of client '{self.roster.names[int(ids[0])]}', so no value is held")
+
     def traffic(self, participants: Sequence[int]) -> Traffic:
         """What the coming round moves, from the plan alone."""
         return traffic(self.plan, self._sizes, torch.tensor(list(participants)))
 
     def declare(self, members: Mapping[int, Member]) -> None:
         """Clients that changed declare themselves anew: other labels, other sample counts, another architecture."""
-        now = tuple(members.get(i, member) for i, member in enumerate(self.roster.members))
-        self.roster = replace(self.roster, members=now)
+        before = self.roster
+        now = tuple(members.get(i, member) for i, member in enumerate(before.members))
+        self.roster = replace(before, members=now)
         self._declared()
+        self.state, plan = self.method.declared(self.state, self.plan, before, self.roster)
+        if plan != self.plan or self.roster.signatures() != before.signatures():
+            plan.check(self.roster.signatures(), self.roster.names)
+            self._rearrange(plan)
+        self.plan = plan
 
     def _declared(self) -> None:
         self._sizes = self.roster.sizes()

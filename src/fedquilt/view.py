@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedquilt.client import Split
@@ -18,11 +18,33 @@ from fedquilt.training.batches import key_of
 
 @dataclass(frozen=True)
 class Table:
-    """One split of the clients of a family, padded to the longest: x (k, n, ...), y (k, n), mask (k, n)."""
+    """One split of the clients of a family, padded to the longest: x (k, n, ...), y (k, n), mask (k, n).
+
+    `public` (k, n) says where a sample is among the public ones (`common`, then `public_test`), -1: it is not public;
+    None where there are no public samples.
+    """
 
     x: Tensor
     y: Tensor
     mask: Tensor
+    public: Tensor | None = None
+
+    def of(self, places: Tensor) -> Table:
+        """The same for some clients only."""
+        public = None if self.public is None else self.public[places]
+        return Table(self.x[places], self.y[places], self.mask[places], public)
+
+
+def where_public(x: Tensor, public: Tensor) -> Tensor:
+    """(k, n) the place of each of the samples x (k, n, ...) among public ones (m, ...), -1 for the others.
+
+    >>> where_public(torch.tensor([[[1.0], [5.0]]]), torch.tensor([[4.0], [5.0]])).tolist()
+    [[-1, 1]]
+    """
+    place = {sample.tobytes(): at for at, sample in enumerate(public.numpy(force=True))}
+    return torch.tensor(
+        [[place.get(sample.tobytes(), -1) for sample in client] for client in x.numpy(force=True)], dtype=torch.int64
+    ).reshape(x.shape[:2])
 
 
 @dataclass(frozen=True)
@@ -30,6 +52,7 @@ class StackView:
     """Clients of one family in one round: their numbers, parameters, buffers and data, all with the client first.
 
     `rows` (k, width) are the clients' numbers; `parameter` and `buffer` give views into them that may be written to.
+    `installed` says whether what was received is in the rows already.
     """
 
     family: Family
@@ -49,7 +72,7 @@ class StackView:
     traits: tuple[Mapping[str, str], ...] = ()
     labels: tuple[tuple[int, ...], ...] = ()
     samples: tuple[int, ...] = ()
-    _module: dict[str, nn.Module] = field(default_factory=dict)
+    installed: bool = True
 
     def parameter(self, name: str) -> Tensor:
         """One parameter of every client, (k, *shape)."""
@@ -69,6 +92,20 @@ class StackView:
                 return value
         return None
 
+    def receives(self, unit: str) -> Tensor:
+        """(k,) for which clients what was received of a unit is meant."""
+        down = self.down
+        for block, pull in zip(down.blocks, down.pulls, strict=True) if down is not None else ():
+            if unit in block.units:
+                return torch.ones(len(self.ids), dtype=torch.bool) if pull is None else pull > 0
+        return torch.zeros(len(self.ids), dtype=torch.bool)
+
+    @property
+    def public(self) -> Tensor | None:
+        """(m, ...) the public samples, on the clients' device: `common`, then `public_test`."""
+        parts = [split.x for split in (self.common, self.public_test) if split is not None]
+        return torch.cat(parts).to(self.rows.device) if parts else None
+
     def generator(self, *purpose: object) -> list[torch.Generator]:
         """A generator for every client, from the seed, its name, the round and a purpose alone."""
         return [
@@ -82,9 +119,7 @@ class StackView:
         """
         rows = self.rows if rows is None else rows
         layout = self.family.layout
-        if "eval" not in self._module:
-            self._module["eval"] = self.family.template.to(rows.device).eval()
-        module = self._module["eval"]
+        module = self.family.evaluator(rows.device)
 
         def one(row: Tensor, *parts: Tensor) -> Tensor:
             named = layout.split(row)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from fedquilt.messages import Member, Roster, Sent
-from fedquilt.sharing import Plan
+from fedquilt.sharing import Plan, Rule
 from fedquilt.training.objective import Objective, cross_entropy
 from fedquilt.units import Unit, cut
 
@@ -24,11 +24,26 @@ State = dict[str, Any]  # tensors, numbers, texts, lists and dicts of these: a c
 
 
 @dataclass(frozen=True)
+class Lesson:
+    """Samples that all clients hold and what they learn from them, with the settings of local training but `epochs`.
+
+    A lesson of the same `x`, `objective` and `epochs` as the last one goes on with the same engine.
+    """
+
+    x: Tensor
+    y: Tensor
+    objective: Objective
+    epochs: int
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # (k, ...) handed to the objective
+
+
+@dataclass(frozen=True)
 class Prepared:
     """What the client half prepares before training, for a whole stack: see `Method.prepare`."""
 
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # (k, ...) handed to the objective
     rates: Mapping[str, Tensor] = field(default_factory=dict)  # unit -> (k,) multiplier of the learning rate
+    lesson: Lesson | None = None  # what clients train on before their own data
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,15 @@ class Method:
         """Scores (k, n, classes) on a split where a prediction is not simply module(x); None where it is."""
         return None
 
+    def lasting(self, unit: str) -> bool:
+        """Whether a unit, not being a part of the client's model, outlives it when that is replaced by another."""
+        return False
+
     # --- server half ---------------------------------------------------------------------------------------------
+
+    def merging(self, rule: Rule) -> Rule:
+        """The rule by which copies are merged, given the one that was asked for."""
+        return rule
 
     def begin(self, roster: Roster) -> tuple[State, Plan]:
         """The first plan, and whatever the server half has to remember."""
@@ -76,6 +99,18 @@ class Method:
 
     def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
         """What the server half tells clients beside values of units: (k, ...) for the clients of these numbers."""
+        return {}
+
+    def declared(self, state: State, plan: Plan, before: Roster, roster: Roster) -> tuple[State, Plan]:
+        """Clients have changed (model, labels, data): the plan of the coming round.
+
+        By default the plan stays while models are cut as before, and is written anew where they are not.
+        """
+        pairs = zip(before.members, roster.members, strict=True)
+        return (state, plan) if all(old.units == new.units for old, new in pairs) else self.begin(roster)
+
+    def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
+        """What a run's summary says about the method beside scores and bytes: numbers and texts by name."""
         return {}
 
     def welcome(self, state: State, plan: Plan, roster: Roster, sent: Sent) -> tuple[State, Plan]:
