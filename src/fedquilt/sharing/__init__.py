@@ -8,7 +8,7 @@ from fedquilt.sharing.circles import (
     group_by_affinity,
     refine,
 )
-from fedquilt.sharing.clusters import cluster_updates
+from fedquilt.sharing.clusters import cluster_updates, cosine_distance, keep_ids
 from fedquilt.sharing.merge import MERGES, Mean, Rule, Sum, inherit, install, mean, median, merge_unit, pick
 from fedquilt.sharing.patterns import by_labels, by_trait, everyone, nobody
 from fedquilt.sharing.plan import Plan
@@ -39,10 +39,12 @@ __all__ = [
     "circles_by_labels",
     "circles_by_trait",
     "cluster_updates",
+    "cosine_distance",
     "everyone",
     "group_by_affinity",
     "inherit",
     "install",
+    "keep_ids",
     "mean",
     "median",
     "merge_unit",

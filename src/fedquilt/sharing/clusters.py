@@ -44,11 +44,22 @@ def cluster_updates(
     if previous is None:
         return _renumber(found, {}, reserved)
     before = torch.as_tensor(previous).cpu().long()
-    if before.shape != found.shape:
-        raise ValueError(f"previous has shape {tuple(before.shape)} for {len(found)} updates; give one id each")
-    known = {int(i) for i in before.tolist() if i >= 0}
-    ids = _renumber(found, _match(found, before), known | set(reserved))
+    ids = keep_ids(found, before, reserved)
     return _hold(ids, before, distance, hysteresis) if hysteresis else ids
+
+
+def keep_ids(found: Tensor, previous: Tensor, reserved: Collection[int] = ()) -> Tensor:
+    """(k,) groups found anew under the ids of the earlier groups (-1: none) that they have most members in common with.
+
+    The others take the lowest ids that are neither in `previous` nor in `reserved`.
+
+    >>> keep_ids(torch.tensor([0, 0, 1, 2]), previous=torch.tensor([7, 7, 7, -1]), reserved=[0]).tolist()
+    [7, 7, 1, 2]
+    """
+    if previous.shape != found.shape:
+        raise ValueError(f"previous has shape {tuple(previous.shape)} for {len(found)} updates; give one id each")
+    known = {int(i) for i in previous.tolist() if i >= 0}
+    return _renumber(found, _match(found, previous), known | set(reserved))
 
 
 def cosine_distance(updates: Tensor) -> Tensor:
