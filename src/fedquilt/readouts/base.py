@@ -7,12 +7,13 @@ that. Other read-outs combine the two.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedquilt.training.evaluate import confusion, f_by_class
 from fedquilt.view import StackView, Table
 
 _SAMPLES_AT_ONCE = 512
@@ -24,7 +25,7 @@ Predict = Callable[[StackView, str], Tensor | None]
 class Look:
     """Some clients of one family after a round, as a read-out sees them; scores are computed once and shared.
 
-    `memory` lasts from round to round: a read-out may keep things there under its own name. `fine_tune` gives rows
+    `memory` lasts from round to round: a read-out may keep tensors there under its own name. `fine_tune` gives rows
     trained on for one more round of local training.
     """
 
@@ -35,25 +36,39 @@ class Look:
     fine_tune: Callable[[Tensor], Tensor] | None = None
     last: bool = False
     _scores: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    _rows: dict[str, Tensor] = field(default_factory=dict)
 
     def table(self, split: str) -> Table:
         """The samples of a split: x (k, n, ...), y (k, n), mask (k, n)."""
         return self.received.data(split)
 
-    def scores(self, which: str, split: str, rows: Tensor | None = None) -> Tensor:
-        """Class scores of a model on a split, (k, n, classes): `which` is received, adapted, or names other `rows`."""
+    def rows(self, which: str, make: Callable[[], Tensor]) -> Tensor:
+        """(k, width) the numbers of a further model, made on the first call of this name and kept for the round."""
+        if which not in self._rows:
+            self._rows[which] = make()
+        return self._rows[which]
+
+    def scores(self, which: str, split: str) -> Tensor:
+        """Class scores of a model on a split, (k, n, classes): received, adapted, or a model that `rows` has made."""
         if (which, split) not in self._scores:
-            view = self.adapted if which == "adapted" else self.received
-            own = self.predict(view, split) if rows is None else None
-            self._scores[which, split] = _forward(view, split, rows) if own is None else own
+            view = {"received": self.received, "adapted": self.adapted}.get(which)
+            if view is None:
+                view = replace(self.received, rows=self._rows[which])
+            own = self.predict(view, split)
+            self._scores[which, split] = _forward(view, split) if own is None else own
         return self._scores[which, split]
 
+    def measures(self, predicted: Tensor) -> Tensor:
+        """(k, classes) F-measures of predictions (k, n) on the validation split; 0 for a class that is not in it."""
+        table = self.table("validation")
+        return f_by_class(confusion(predicted, table.y, table.mask, self.received.classes))
 
-def _forward(view: StackView, split: str, rows: Tensor | None) -> Tensor:
+
+def _forward(view: StackView, split: str) -> Tensor:
     """The outputs of every client's module on a split, in chunks of samples."""
     x = view.data(split).x
     parts = [
-        view.map(lambda call, part: call(part), x[:, at : at + _SAMPLES_AT_ONCE], rows=rows)
+        view.map(lambda call, part: call(part), x[:, at : at + _SAMPLES_AT_ONCE])
         for at in range(0, x.shape[1], _SAMPLES_AT_ONCE)
     ]
     if not parts:
@@ -65,29 +80,14 @@ def _forward(view: StackView, split: str, rows: Tensor | None) -> Tensor:
 class Readout:
     """A way to predict. `needs_last_round` marks those that cost extra training and are made once, at the end."""
 
-    name: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
     needs_last_round: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """What rows call it: its kind, with its setting where that has many."""
+        return self.kind
 
     def predictions(self, look: Look, split: str) -> Tensor:
         """Predicted classes, (k, n)."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Received(Readout):
-    """The client's model after installing what the server sent."""
-
-    name: ClassVar[str] = "received"
-
-    def predictions(self, look: Look, split: str) -> Tensor:
-        return look.scores("received", split).argmax(2)
-
-
-@dataclass(frozen=True)
-class Adapted(Readout):
-    """The client's model after its local training, before anything is installed on it."""
-
-    name: ClassVar[str] = "adapted"
-
-    def predictions(self, look: Look, split: str) -> Tensor:
-        return look.scores("adapted", split).argmax(2)

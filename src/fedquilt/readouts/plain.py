@@ -1,0 +1,30 @@
+"""The two models every client has after a round: the one it received and the one it trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedquilt.readouts.base import Look, Readout
+
+
+@dataclass(frozen=True)
+class Received(Readout):
+    """The client's model after installing what the server sent."""
+
+    kind: ClassVar[str] = "received"
+
+    def predictions(self, look: Look, split: str) -> Tensor:
+        return look.scores("received", split).argmax(2)
+
+
+@dataclass(frozen=True)
+class Adapted(Readout):
+    """The client's model after its local training, before anything is installed on it."""
+
+    kind: ClassVar[str] = "adapted"
+
+    def predictions(self, look: Look, split: str) -> Tensor:
+        return look.scores("adapted", split).argmax(2)
