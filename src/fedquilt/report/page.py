@@ -22,7 +22,7 @@ from typing import Any
 
 from fedquilt.report.figures import page_data
 
-SCRIPTS = ("core.js", "figure.js", "curves.js", "clients.js", "quilt.js", "paths.js", "main.js")
+SCRIPTS = ("core.js", "figure.js", "curves.js", "clients.js", "client.js", "quilt.js", "paths.js", "main.js")
 
 
 def write_page(

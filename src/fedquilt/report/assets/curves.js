@@ -2,52 +2,96 @@
 function curveTraces(x) {
   const traces = [];
   for (const i of shown()) {
-    const m = view().methods[i], name = escaped(scenario().methods[i].name, 40), colour = lineColour(i), at = m[x];
+    const m = view().methods[i],
+      name = escaped(scenario().methods[i].name, 40),
+      colour = lineColour(i),
+      at = m[x];
     if (!at) continue;
     const some = m.rounds.length > 30 ? Math.ceil(m.rounds.length / 8) : Math.max(1, Math.ceil(m.rounds.length / 10));
     if (scenario().methods[i].seeds.length > 1) {
-      traces.push({ x: [...at, ...at.slice().reverse()], y: scaled([...m.low, ...m.high.slice().reverse()]), fill: "toself",
-        fillcolor: faint(colour, isDark() ? 0.26 : 0.2), line: { width: 0 }, mode: "lines", hoverinfo: "skip", showlegend: false });
+      traces.push({
+        x: [...at, ...at.slice().reverse()],
+        y: scaled([...m.low, ...m.high.slice().reverse()]),
+        fill: "toself",
+        fillcolor: faint(colour, isDark() ? 0.26 : 0.2),
+        line: { width: 0 },
+        mode: "lines",
+        hoverinfo: "skip",
+        showlegend: false,
+      });
     }
-    const dots = at.map((_, k) => (k + 2 * i) % some === 0 || at.length === 1 ? 7 : 0);
-    traces.push({ x: at, y: scaled(m.mean), name, mode: "lines+markers", line: { color: colour, width: 2.2, dash: dash(i) },
-      marker: { size: dots, symbol: MARKERS[i % MARKERS.length], color: colour, opacity: 1 }, customdata: m.rounds,
-      hovertemplate: x === "rounds" ? "%{y:.1f} %" : `${name}<br>%{y:.1f} % after %{x:.4~g} MB, round %{customdata}<extra></extra>` });
+    const dots = at.map((_, k) => ((k + 2 * i) % some === 0 || at.length === 1 ? 7 : 0));
+    traces.push({
+      x: at,
+      y: scaled(m.mean),
+      name,
+      mode: "lines+markers",
+      line: { color: colour, width: 2.2, dash: dash(i) },
+      marker: { size: dots, symbol: MARKERS[i % MARKERS.length], color: colour, opacity: 1 },
+      customdata: m.rounds,
+      hovertemplate:
+        x === "rounds" ? "%{y:.1f} %" : `${name}<br>%{y:.1f} % after %{x:.4~g} MB, round %{customdata}<extra></extra>`,
+    });
   }
   return traces;
 }
 function endings() {
-  return shown().map(i => {
-    const m = view().methods[i];
-    return `${scenario().methods[i].name} ${percent(m.mean[m.mean.length - 1])} per cent`;
-  }).join(", ");
+  return shown()
+    .map(i => {
+      const m = view().methods[i];
+      return `${scenario().methods[i].name} ${percent(m.mean[m.mean.length - 1])} per cent`;
+    })
+    .join(", ");
 }
 function curveNumbers() {
   const rows = [];
   for (const i of shown()) {
     const m = view().methods[i];
-    m.rounds.forEach((round, k) => rows.push([scenario().methods[i].name, m.reading.join(", "), round, m.mean[k], m.low[k], m.high[k],
-      m.megabytes ? m.megabytes[k] : null]));
+    m.rounds.forEach((round, k) =>
+      rows.push([
+        scenario().methods[i].name,
+        m.reading.join(", "),
+        round,
+        m.mean[k],
+        m.low[k],
+        m.high[k],
+        m.megabytes ? m.megabytes[k] : null,
+      ]),
+    );
   }
   return { head: ["method", "read-out", "round", "accuracy", "lowest seed", "highest seed", "megabytes"], rows };
 }
 const learning = () => [
-  figure({ id: "accuracy-over-rounds", title: "Accuracy over rounds",
+  figure({
+    id: "accuracy-over-rounds",
+    title: "Accuracy over rounds",
     text: "Mean over clients. Lines: mean over seeds; bands: from the lowest to the highest seed.",
     draw() {
       const data = curveTraces("rounds");
       if (!data.length) return "No rounds have been evaluated yet.";
-      return { data, label: `Accuracy over rounds. At the end: ${endings()}.`,
-        layout: layout(340, axis("round"), axis("accuracy, %"), { hovermode: "x unified" }) };
-    }, numbers: curveNumbers }),
-  figure({ id: "accuracy-against-megabytes", title: "Accuracy against data moved",
+      return {
+        data,
+        label: `Accuracy over rounds. At the end: ${endings()}.`,
+        layout: layout(340, axis("round"), axis("accuracy, %"), { hovermode: "x unified" }),
+      };
+    },
+    numbers: curveNumbers,
+  }),
+  figure({
+    id: "accuracy-against-megabytes",
+    title: "Accuracy against data moved",
     text: "Megabytes sent and received by all clients together, so far.",
     draw() {
       const data = curveTraces("megabytes");
       if (!data.length) return "These runs did not record what they moved.";
-      return { data, label: `Accuracy against megabytes moved. At the end: ${endings()}.`,
-        layout: layout(340, axis("megabytes, all clients", { rangemode: "tozero" }), axis("accuracy, %")) };
-    }, numbers: curveNumbers }),
+      return {
+        data,
+        label: `Accuracy against megabytes moved. At the end: ${endings()}.`,
+        layout: layout(340, axis("megabytes, all clients", { rangemode: "tozero" }), axis("accuracy, %")),
+      };
+    },
+    numbers: curveNumbers,
+  }),
 ];
 
 // The comparison at the top: the table as the library prints it, with signs explained below.
@@ -59,26 +103,68 @@ function comparison() {
     const body = mark ? el("span", { class: mark }, text) : text;
     return el("td", null, bold ? el("b", null, body) : body);
   };
-  return el("figure", { id: "comparison" },
-    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Comparison of methods" }, el("table", null,
-      el("thead", null, el("tr", null, ...table.headings.map(h => el("th", { scope: "col" }, h.replace(/ %/g, "\u00a0%"))))),
-      el("tbody", null, ...table.rows.map(row => el("tr", null, ...row.map(cell)))))),
+  return el(
+    "figure",
+    { id: "comparison" },
+    el(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Comparison of methods" },
+      el(
+        "table",
+        null,
+        el(
+          "thead",
+          null,
+          el("tr", null, ...table.headings.map(h => el("th", { scope: "col" }, h.replace(/ %/g, "\u00a0%")))),
+        ),
+        el("tbody", null, ...table.rows.map(row => el("tr", null, ...row.map(cell)))),
+      ),
+    ),
     el("p", { class: "note" }, table.notes.join(" ")),
-    el("div", { class: "under" }, ...[["CSV", "csv", "text/csv"], ["LaTeX", "latex", "text/x-tex"], ["Markdown", "markdown", "text/markdown"]].map(
-      ([name, key, type]) => el("button", { type: "button", "aria-label": `Comparison as ${name}`,
-        onclick: () => save(`comparison.${{ csv: "csv", latex: "tex", markdown: "md" }[key]}`, table[key], type) }, name))));
+    el(
+      "div",
+      { class: "under" },
+      ...[
+        ["CSV", "csv", "text/csv"],
+        ["LaTeX", "latex", "text/x-tex"],
+        ["Markdown", "markdown", "text/markdown"],
+      ].map(([name, key, type]) =>
+        el(
+          "button",
+          {
+            type: "button",
+            "aria-label": `Comparison as ${name}`,
+            onclick: () => save(`comparison.${{ csv: "csv", latex: "tex", markdown: "md" }[key]}`, table[key], type),
+          },
+          name,
+        ),
+      ),
+    ),
+  );
 }
 
 function facts() {
-  const now = view().methods, table = view().table, best = scenario().methods.findIndex(m => table && m.name === table.best);
+  const now = view().methods,
+    table = view().table,
+    best = scenario().methods.findIndex(m => table && m.name === table.best);
   const rounds = Math.max(0, ...now.filter(Boolean).map(m => m.rounds[m.rounds.length - 1]));
   const seeds = new Set(scenario().methods.flatMap(m => m.seeds)).size;
-  const fact = (name, value, small) => el("div", null, el("dt", null, name), el("dd", null, String(value), small ? el("small", null, " " + small) : ""));
+  const fact = (name, value, small) =>
+    el("div", null, el("dt", null, name), el("dd", null, String(value), small ? el("small", null, " " + small) : ""));
   const gain = best >= 0 && now[best] ? unpack(now[best].gain) : null;
   const known = gain ? Array.from(gain).filter(g => !Number.isNaN(g)) : [];
-  return el("dl", { class: "facts" },
+  return el(
+    "dl",
+    { class: "facts" },
     best >= 0 ? fact("Most accurate", table.best, percent(now[best].mean[now[best].mean.length - 1]) + " %") : "",
-    known.length ? fact("Clients it helps", Math.round(100 * known.filter(g => g > 1e-9).length / known.length) + " %", "over alone") : "",
+    known.length
+      ? fact(
+          "Clients it helps",
+          Math.round((100 * known.filter(g => g > 1e-9).length) / known.length) + " %",
+          "over alone",
+        )
+      : "",
     fact("Clients", scenario().clients.length.toLocaleString("en-GB")),
-    fact("Rounds", rounds.toLocaleString("en-GB"), count(seeds, "seed")));
+    fact("Rounds", rounds.toLocaleString("en-GB"), count(seeds, "seed")),
+  );
 }
