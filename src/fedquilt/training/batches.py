@@ -28,6 +28,15 @@ def key_of(*parts: object) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def seed_device(device: torch.device, *parts: object) -> None:
+    """Seed the generator that dropout draws from on a device; `torch.manual_seed` would visit every kind of device."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(key_of(*parts))
+    else:
+        torch.default_generator.manual_seed(key_of(*parts))
+
+
 def _mix(z: Tensor) -> Tensor:
     """splitmix64's finaliser on int64 tensors; shifts are made logical by masking the sign's copies."""
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _FIRST
@@ -46,7 +55,8 @@ def orders(keys: Tensor, round_: int | Tensor, epochs: int, counts: Tensor, long
     if isinstance(round_, int):
         round_ = torch.tensor(round_, device=device)  # as a tensor its product wraps round at 64 bits
     samples = torch.arange(longest, device=device)
-    stream = _mix(keys + round_ * _GOLDEN)[:, None] + torch.arange(1, epochs + 1, device=device) * _GOLDEN  # (k, epochs)
+    epoch = torch.arange(1, epochs + 1, device=device)
+    stream = _mix(keys + round_ * _GOLDEN)[:, None] + epoch * _GOLDEN  # (k, epochs)
     hashes = _mix(_mix(stream)[:, :, None] + samples * _GOLDEN)  # (k, epochs, longest)
     hashes = hashes.masked_fill(samples >= counts[:, None, None], torch.iinfo(torch.int64).max)
     return hashes.argsort(dim=2)
@@ -67,14 +77,17 @@ class Schedule:
     longest: int
 
     @staticmethod
-    def of(counts: Sequence[int], batch: int, epochs: int, device: torch.device | str = "cpu") -> Schedule:
-        """The schedule of clients with these sample counts.
+    def of(
+        counts: Sequence[int], batch: int, epochs: int, device: torch.device | str = "cpu", longest: int | None = None
+    ) -> Schedule:
+        """The schedule of clients with these sample counts, of which none is over `longest` (default: the highest).
 
         >>> Schedule.of([4, 3], batch=2, epochs=1).mask[1].tolist()
         [[1.0, 1.0], [1.0, 0.0]]
         """
         count = torch.tensor(counts)[:, None]  # (k, 1)
-        batch = min(batch, max(counts))
+        longest = longest or max(counts)
+        batch = min(batch, longest)
         per_epoch = (count + batch - 1) // batch
         most = int(per_epoch.max()) * epochs
         step = torch.arange(most)[None]  # (1, S)
@@ -87,7 +100,7 @@ class Schedule:
             torch.where(real, position, 0).to(device),
             mask,
             tuple((per_epoch[:, 0] * epochs).tolist()),
-            max(counts),
+            longest,
         )
 
     def indices(self, order: Tensor, starts: Tensor) -> Tensor:

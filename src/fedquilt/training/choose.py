@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedquilt.training.engine import Engine, Job, Recipe
+from fedquilt.training.engine import Engine, Job, Recipe, memory_budget
+from fedquilt.training.layers import lenient
 from fedquilt.training.objective import Batch, Context
 from fedquilt.training.parallel import Parallel, can_fork, cores
 from fedquilt.training.sequential import Sequential
@@ -77,7 +78,7 @@ def bytes_a_client(recipe: Recipe, extras: dict[str, Tensor]) -> int:
         saved += tensor.numel() * tensor.element_size()
         return tensor
 
-    module, samples = recipe.module(), recipe.samples
+    module, samples = lenient(recipe.module()), recipe.samples
     index = torch.arange(samples.start[0], samples.start[0] + min(recipe.training.batch, samples.count[0]))
     batch = Batch(samples.x[index].to(recipe.device), samples.y[index].to(recipe.device))
     named = dict(module.named_parameters())
@@ -89,21 +90,5 @@ def bytes_a_client(recipe: Recipe, extras: dict[str, Tensor]) -> int:
 
 
 def how_many_at_once(recipe: Recipe, extras: dict[str, Tensor]) -> int:
-    """How many clients are stacked at once, so that they take less than half a GPU, or a seventh of a CPU's memory.
-
-    It follows from the model and the size of the machine alone, never from what happens to be free.
-    """
-    if recipe.device.type == "cuda":
-        budget = torch.cuda.get_device_properties(recipe.device).total_memory // 5 * 2
-    else:
-        budget = _memory() // 7
-    return max(1, budget // max(1, bytes_a_client(recipe, extras)))
-
-
-def _memory() -> int:
-    import os
-
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 8 * 2**30
+    """How many clients are stacked at once: as many as fit into the machine's budget for them."""
+    return max(1, memory_budget(recipe.device) // max(1, bytes_a_client(recipe, extras)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
@@ -37,8 +38,9 @@ class Samples:
 class Job:
     """One round's training of some clients of a family.
 
-    `rows` (k, width) are trained in place. `members` are the clients' places in the family's `Samples`. `scale` is None or multiplies the learning rate, (k, 1) or (k, parameters). `extras` are whatever the
-    method prepared, with the client first.
+    `rows` (k, width) are trained in place. `members` are the clients' places in the family's `Samples`. `scale` is
+    None or multiplies the learning rate, (k, 1) or (k, parameters). `extras` are whatever the method prepared, with the
+    client first.
     """
 
     rows: Tensor
@@ -63,6 +65,19 @@ class Recipe:
     def module(self) -> nn.Module:
         """A copy of the module for the engine to keep, in training mode, on the device."""
         return copy.deepcopy(self.template).to(self.device).train()
+
+
+def memory_budget(device: torch.device) -> int:
+    """How many bytes clients in training may take: two fifths of a GPU, or a seventh of a CPU's memory.
+
+    It follows from the size of the machine alone, never from what happens to be free.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // 5 * 2
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 7
+    except (ValueError, OSError, AttributeError):
+        return 8 * 2**30 // 7
 
 
 class Engine(Protocol):

@@ -28,7 +28,7 @@ def padding(mask: Tensor | None) -> Iterator[None]:
 
 def _masked_norm(layer: nn.modules.batchnorm._BatchNorm, x: Tensor, mask: Tensor | None) -> Tensor:
     """Batch norm over the real samples of (batch, channels, ...); running statistics are updated in place."""
-    mask = torch.ones_like(x[:, 0].flatten(1)[:, 0]) if mask is None else mask
+    mask = x.new_ones(x.shape[0]) if mask is None else mask
     per_sample = x[0, 0].numel()
     shape = [1, -1] + [1] * (x.ndim - 2)
     weight = mask.view([-1] + [1] * (x.ndim - 1))
@@ -161,11 +161,33 @@ def _is_plain(conv: nn.Conv1d | nn.Conv2d) -> bool:
     )
 
 
+class _LenientBatchNorm(_MaskedBatchNorm):
+    """Batch norm of one client by itself, which takes a batch of one value a channel as a stack does."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.numel() == input.shape[1]:
+            return super().forward(input)
+        return nn.modules.batchnorm._BatchNorm.forward(self, input)
+
+
+def _batch_norms(module: nn.Module) -> Iterator[nn.Module]:
+    """All batch norms, subclasses that only differ in name included."""
+    plain = nn.modules.batchnorm._BatchNorm.forward
+    return (layer for layer in module.modules() if getattr(type(layer), "forward", None) is plain)
+
+
+def lenient(module: nn.Module) -> nn.Module:
+    """Swap, in place, the batch norms of an engine's own copy of a model: a last batch may well be a single sample."""
+    for layer in _batch_norms(module):
+        layer.__class__ = _LenientBatchNorm
+    return module
+
+
 def prepare(module: nn.Module, matmul_convolutions: bool) -> nn.Module:
     """Swap, in place, the layers of an engine's own copy of a model for those that suit a stack."""
+    for layer in _batch_norms(module):
+        layer.__class__ = _MaskedBatchNorm
     for layer in module.modules():
-        if type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
-            layer.__class__ = _MaskedBatchNorm
-        elif matmul_convolutions and type(layer) in (nn.Conv1d, nn.Conv2d) and _is_plain(layer):  # type: ignore[arg-type]
+        if matmul_convolutions and type(layer) in (nn.Conv1d, nn.Conv2d) and _is_plain(layer):  # type: ignore[arg-type]
             layer.__class__ = _MatmulConv1d if type(layer) is nn.Conv1d else _MatmulConv2d
     return module

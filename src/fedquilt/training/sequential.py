@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.training.batches import Schedule, key_of, orders
+from fedquilt.training.batches import Schedule, orders, seed_device
 from fedquilt.training.engine import Job, Recipe
+from fedquilt.training.layers import lenient
 from fedquilt.training.objective import Batch, Context
 from fedquilt.training.optim import Optimiser
 
@@ -21,7 +22,7 @@ class Sequential:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.module = recipe.module()
+        self.module = lenient(recipe.module())
         layout = recipe.layout
         # The parameters are views of one flat vector: a client is copied in and out as a row.
         self.flat = torch.zeros(layout.parameters, device=recipe.device)
@@ -29,9 +30,15 @@ class Sequential:
         for name in layout.parameter_names:
             place = layout.places[name]
             named[name].data = self.flat[place.start : place.stop].view(place.shape)
-        self.parameters = [named[name] for name in layout.parameter_names]
+        self.named = {name: named[name] for name in layout.parameter_names}
+        self.trained = [parameter for parameter in self.named.values() if parameter.requires_grad]  # not the frozen
+        # A model may write its buffers in place or put new tensors there: each has a slot where it is looked up.
+        self.slots: dict[str, tuple[dict[str, Tensor | None], str]] = {}
+        for name in layout.buffer_names:
+            path, _, leaf = name.rpartition(".")
+            self.slots[name] = (self.module.get_submodule(path)._buffers, leaf)
         self.buffers = dict(self.module.named_buffers())
-        self.optimiser = Optimiser(recipe.training, [p.data for p in self.parameters])
+        self.optimiser = Optimiser(recipe.training, [p.data for p in self.trained])
 
     def train(self, job: Job) -> Tensor:
         losses = torch.zeros(len(job.members), device=job.rows.device)
@@ -46,35 +53,35 @@ class Sequential:
         key, row = samples.key[job.members[at]], job.rows[at]
         self.flat.copy_(row[: layout.parameters])
         for name, buffer in self.buffers.items():
-            place = layout.places[name]
-            buffer.copy_(row[place.start : place.stop].view(place.shape))
-        torch.manual_seed(key_of(key, job.round))  # for dropout and the like
+            place, (home, leaf) = layout.places[name], self.slots[name]
+            home[leaf] = buffer.copy_(row[place.start : place.stop].view(place.shape))
+        seed_device(recipe.device, key, job.round)  # for dropout and the like
         self.optimiser.reset()
         schedule = _schedule(count, recipe.training.batch, recipe.training.epochs)
         order = orders(torch.tensor([key]), job.round, recipe.training.epochs, torch.tensor([count]), count)
-        indices = schedule.indices(order, torch.tensor([start]))[0].to(recipe.device)  # (S, B)
+        indices = schedule.indices(order, torch.tensor([start]))[0].to(samples.x.device)  # (S, B)
         anchor = layout.split_parameters(self.flat.clone()) if recipe.objective.needs_anchor else {}
         extras = {name: value[at] for name, value in job.extras.items()}
         scale = None if job.scale is None else job.scale[at]
-        named = dict(zip(layout.parameter_names, self.parameters, strict=True))
         total = torch.zeros((), device=recipe.device)
         for step in range(schedule.steps[0]):
             index = indices[step]
             if schedule.mask is not None:  # the last batch of an epoch may be short: it is cut, not padded
                 index = index[: int(schedule.mask[0, step].sum())]
             batch = Batch(samples.x[index].to(recipe.device), samples.y[index].to(recipe.device))
-            context = Context(named, anchor, extras, schedule.epoch[0, step])
+            context = Context(self.named, anchor, extras, schedule.epoch[0, step])
             loss = recipe.objective(self.module, batch, context)
-            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+            gradients = torch.autograd.grad(loss, self.trained, allow_unused=True, materialize_grads=True)
             before = None if scale is None else self.flat.clone()
             self.optimiser.step(gradients, job.lr)
             if before is not None and scale is not None:
                 torch.lerp(before, self.flat, scale.expand_as(self.flat), out=self.flat)
             total += loss.detach()
         row[: layout.parameters] = self.flat
-        for name, buffer in self.buffers.items():
-            place = layout.places[name]
-            row[place.start : place.stop] = buffer.reshape(-1)
+        for name, (home, leaf) in self.slots.items():
+            place, now = layout.places[name], home[leaf]
+            assert now is not None
+            row[place.start : place.stop] = now.detach().reshape(-1)
         return total / schedule.steps[0]
 
     def close(self) -> None:

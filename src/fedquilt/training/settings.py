@@ -18,8 +18,8 @@ class Training:
     `decay_at=(0.5, 0.75), decay=0.1` is a step schedule over rounds. `share` is the part of the clients chosen in each
     round. The optimiser's state is fresh in each round, as in FedAvg.
 
-    >>> Training(lr=0.1, decay_at=(0.5,), decay=0.1, rounds=10).rate(6)
-    0.01
+    >>> Training(lr=1.0, decay_at=(0.5,), decay=0.1, rounds=10).rate(6)
+    0.1
     """
 
     rounds: int = 20

@@ -2,8 +2,8 @@
 
 `vmap(grad(loss))` over `functional_call` gives every client's gradient, one fused operation updates every client's
 parameters. On CUDA the whole local training of a round is one captured graph where clients are even, and one graph a
-step where they are not; a new shape makes a new graph and old ones are kept. On a CPU a step that recurs is traced once,
-which takes vmap's dispatch out of the later ones.
+step where they are not; a new shape makes a new graph and old ones are kept. On a CPU a step that recurs is traced
+once, which takes vmap's dispatch out of the later ones.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedquilt.training.batches import Schedule, key_of, orders
-from fedquilt.training.engine import Job, Recipe
+from fedquilt.training.batches import Schedule, orders, seed_device
+from fedquilt.training.engine import Job, Recipe, memory_budget
 from fedquilt.training.layers import padding, prepare
 from fedquilt.training.objective import Batch, Context
 from fedquilt.training.optim import Optimiser
 
 _TRACE_AFTER = 12  # steps of one shape before tracing pays
+_MOST_STAGES = 64  # shapes of work whose memory and graphs are kept
 _WHOLE_ROUND_STEPS = 256  # longer local training is replayed step by step: capturing it whole would take too long
 
 Step = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -40,19 +41,28 @@ class Vectorised:
         self.module = prepare(recipe.module(), matmul_convolutions=recipe.device.type == "cuda")
         self.keys = torch.tensor(recipe.samples.key, device=recipe.device)
         self.starts = torch.tensor(recipe.samples.start, device=recipe.device)
+        counts = recipe.samples.count
+        self.longest = max(counts)
+        self.even = len(set(counts)) == 1
+        self.most_steps = -(-self.longest // min(recipe.training.batch, self.longest)) * recipe.training.epochs
+        self.still: Tensor | None = None  # (1, parameters) 0 for frozen parameters, 1 for the others
+        if recipe.layout.frozen:
+            self.still = torch.ones(1, recipe.layout.parameters, device=recipe.device)
+            for start, stop in recipe.layout.frozen:
+                self.still[:, start:stop] = 0.0
         self.stages: dict[tuple[Any, ...], _Stage] = {}
 
     def train(self, job: Job) -> Tensor:
         counts = tuple(self.recipe.samples.count[m] for m in job.members)
-        shapes = tuple((name, tuple(value.shape)) for name, value in sorted(job.extras.items()))
-        scale = None if job.scale is None else tuple(job.scale.shape)
-        even = len(set(counts)) == 1
-        key = (len(counts), counts[0] if even else counts, shapes, scale)
-        if key not in self.stages:
-            if len(self.stages) >= 64 and not even:  # endless new combinations of uneven clients: keep the latest
-                self.stages.pop(next(iter(self.stages)))
-            self.stages[key] = _Stage(self, counts, job)
-        return self.stages[key].run(job)
+        shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in sorted(job.extras.items()))
+        key = (len(counts), shapes, None if job.scale is None else tuple(job.scale.shape))
+        stage = self.stages.pop(key, None) or _Stage(self, counts, job)
+        self.stages[key] = stage  # the latest used is the last
+        losses = stage.run(job, counts)
+        held, budget = sum(stage.bytes for stage in self.stages.values()), memory_budget(self.recipe.device)
+        while len(self.stages) > 1 and (held > budget or len(self.stages) > _MOST_STAGES):
+            held -= self.stages.pop(next(iter(self.stages))).bytes
+        return losses
 
     def gradients(
         self,
@@ -81,14 +91,16 @@ class Vectorised:
             named = layout.split_parameters(row)
             own = layout.split_buffers(buffer.clone())
 
+            state = {**named, **own}  # one dict: a buffer that the model replaces is written back into it
+
             def call(x: Tensor, **kwargs: Any) -> Tensor:
-                result: Tensor = functional_call(module, (named, own), (x,), kwargs)
+                result: Tensor = functional_call(module, state, (x,), kwargs)
                 return result
 
             received = {} if anchor is None else layout.split_parameters(anchor)
             with padding(mask):
                 loss = objective(call, Batch(x, y, mask), Context(named, received, extras, epoch))
-            after = torch.cat([b.reshape(-1).float() for b in own.values()]) if own else buffer
+            after = torch.cat([state[name].reshape(-1).float() for name in own]) if own else buffer
             return loss, after
 
         axes = (0, 0, 0, 0, None if mask is None else 0, None if anchor is None else 0, 0, 0)
@@ -102,13 +114,17 @@ class Vectorised:
 
 
 class _Stage:
-    """The memory and the program for one shape of work: how many clients, with how many samples each."""
+    """The memory and the program for one shape of work: so many clients, with extras of these shapes.
+
+    Clients of an uneven family come in ever new combinations of sizes, so their memory is laid out for the longest.
+    """
 
     def __init__(self, engine: Vectorised, counts: tuple[int, ...], job: Job) -> None:
         recipe, device = engine.recipe, engine.recipe.device
         self.engine, self.recipe = engine, recipe
-        self.schedule = Schedule.of(counts, recipe.training.batch, recipe.training.epochs, device)
         k, width, inside = len(counts), recipe.layout.width, recipe.layout.parameters
+        self.schedule = Schedule.of(counts, recipe.training.batch, recipe.training.epochs, device, engine.longest)
+        self.sizes = counts
         self.counts = torch.tensor(counts, device=device)
         self.parameters = torch.empty(k, inside, device=device)
         self.buffers = torch.empty(k, width - inside, device=device)
@@ -123,15 +139,36 @@ class _Stage:
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.losses = torch.zeros(k, device=device)
         self.steps = torch.tensor(self.schedule.steps, device=device)
-        self.indices: Tensor | None = None
+        batch = self.schedule.position.shape[2]
+        self.indices = torch.zeros(k, engine.most_steps, batch, dtype=torch.int64, device=device)
+        self.epoch = torch.zeros(k, engine.most_steps, dtype=torch.int64, device=device)
+        padded = not engine.even or self.schedule.mask is not None
+        self.mask = torch.zeros(self.indices.shape, device=device) if padded else None
+        self.lay_out()
         self.seen = 0
         self.program: Step = engine.gradients
         self.graph: torch.cuda.CUDAGraph | None = None
         self.eager = device.type != "cuda"
-        self.whole = self.schedule.mask is None and self.schedule.position.shape[1] <= _WHOLE_ROUND_STEPS
+        self.whole = self.mask is None and engine.most_steps <= _WHOLE_ROUND_STEPS
+        held = [self.parameters, self.buffers, self.anchor, self.scale, self.indices, self.epoch, self.mask]
+        held += [*self.extras.values(), *self.optimiser.first, *self.optimiser.second]
+        self.bytes = sum(t.numel() * t.element_size() for t in held if t is not None)
 
-    def run(self, job: Job) -> Tensor:
-        inside = self.recipe.layout.parameters
+    def lay_out(self) -> None:
+        """Write the schedule where the steps read it."""
+        steps = self.schedule.position.shape[1]
+        self.epoch[:, :steps] = self.schedule.epoch
+        if self.mask is not None:
+            self.mask[:, :steps] = 1.0 if self.schedule.mask is None else self.schedule.mask
+
+    def run(self, job: Job, counts: tuple[int, ...]) -> Tensor:
+        inside, training, device = self.recipe.layout.parameters, self.recipe.training, self.recipe.device
+        if counts != self.sizes:
+            self.sizes = counts
+            self.schedule = Schedule.of(counts, training.batch, training.epochs, device, self.engine.longest)
+            self.counts.copy_(torch.tensor(counts))
+            self.steps.copy_(torch.tensor(self.schedule.steps))
+            self.lay_out()
         self.parameters.copy_(job.rows[:, :inside])
         self.buffers.copy_(job.rows[:, inside:])
         if self.anchor is not None:
@@ -145,7 +182,7 @@ class _Stage:
         if job.members != self.members:
             self.places.copy_(torch.tensor(job.members))
             self.members = job.members
-        torch.manual_seed(key_of("stack", self.recipe.samples.key[job.members[0]], job.round))  # for dropout
+        seed_device(self.recipe.device, "stack", self.recipe.samples.key[job.members[0]], job.round)  # for dropout
         if self.eager:
             self.everything()
         else:
@@ -160,33 +197,31 @@ class _Stage:
         keys, starts = self.engine.keys[self.places], self.engine.starts[self.places]
         order = orders(keys, self.round, training.epochs, self.counts, self.schedule.longest)
         indices = self.schedule.indices(order, starts)  # (k, S, B)
-        if self.indices is None:
-            self.indices = indices
-        else:
-            self.indices.copy_(indices)
+        self.indices[:, : indices.shape[1]] = indices
         self.optimiser.reset()
         self.losses.zero_()
         self.step.zero_()
 
     def one_step(self, at: int | None) -> None:
         """One step of every client: the step of a number, or of the counter that lives on the device."""
-        assert self.indices is not None
-        schedule, samples = self.schedule, self.recipe.samples
+        samples = self.recipe.samples
 
         def pick(table: Tensor) -> Tensor:
             return table[:, at] if at is not None else table.index_select(1, self.step.view(1)).squeeze(1)
 
         index = pick(self.indices)  # (k, B)
-        mask = None if schedule.mask is None else pick(schedule.mask)
+        mask = None if self.mask is None else pick(self.mask)
         if samples.x.device == index.device:
             x, y = samples.x[index], samples.y[index]
         else:  # samples that do not fit on the device rest in host memory
             x, y = (t[index.cpu()].to(index.device) for t in (samples.x, samples.y))
         gradients, losses, buffers = self.program(
-            self.parameters, self.buffers, x, y, mask, self.anchor, pick(schedule.epoch), self.extras
+            self.parameters, self.buffers, x, y, mask, self.anchor, pick(self.epoch), self.extras
         )
         moves = None if mask is None else (mask.amax(dim=1) > 0).to(losses.dtype)  # (k,) 0 for who has finished
-        scale = self.scale
+        scale, still = self.scale, self.engine.still
+        if still is not None:
+            scale = still if scale is None else scale * still
         if moves is not None:
             scale = moves[:, None] if scale is None else scale * moves[:, None]
         if scale is None:
@@ -214,14 +249,14 @@ class _Stage:
 
     def trace(self, at: int) -> None:
         """Trace the gradients' program once; where that is impossible it stays as it was."""
-        assert self.indices is not None
-        schedule, samples = self.schedule, self.recipe.samples
+        samples = self.recipe.samples
         index = self.indices[:, at]
-        mask = None if schedule.mask is None else schedule.mask[:, at]
+        mask = None if self.mask is None else self.mask[:, at]
         arguments = (self.parameters, self.buffers, samples.x[index], samples.y[index], mask, self.anchor)
         program = self.program
         try:
-            self.program = make_fx(lambda *given: program(*given))(*arguments, schedule.epoch[:, at], self.extras)
+            with torch.random.fork_rng(devices=[]):  # or dropout would depend on when a step was traced
+                self.program = make_fx(lambda *given: program(*given))(*arguments, self.epoch[:, at], self.extras)
         except Exception as error:  # tracing is only a way to be faster
             warnings.warn(f"a step could not be traced and runs untraced: {error}", RuntimeWarning, stacklevel=2)
 
@@ -251,6 +286,7 @@ class _Stage:
         collecting = gc.isenabled()
         gc.disable()  # freeing an old graph while capturing breaks the new one
         graph = torch.cuda.CUDAGraph()
+        reserved = torch.cuda.memory_reserved(self.recipe.device)
         try:
             self.begin()
             torch.cuda.synchronize()
@@ -275,4 +311,5 @@ class _Stage:
             self.parameters.copy_(kept[0])
             self.buffers.copy_(kept[1])
         self.graph = graph
+        self.bytes += max(0, torch.cuda.memory_reserved(self.recipe.device) - reserved)
         return True
