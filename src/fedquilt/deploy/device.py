@@ -27,7 +27,7 @@ from fedquilt.deploy.wire import REASONS, Refused, pack, unpack
 from fedquilt.federation import SPLITS
 from fedquilt.fleet import Fleet, Terms
 from fedquilt.messages import Down
-from fedquilt.readouts import READOUTS, Look
+from fedquilt.readouts import Look, named
 from fedquilt.training.evaluate import confusion
 
 _ROW, _MEMORY = "row", "memory/"
@@ -48,6 +48,8 @@ class Device:
         try:
             arrays, text = unpack(letter)
             echo = {"token": text["token"], "kind": text["kind"]}
+            if text["kind"] == "who":
+                return pack({}, {"name": self.node.name})
             answer, said = self._hello(text) if text["kind"] == "hello" else self._round(arrays, text)
             return pack(answer, said | echo)
         except LostState:
@@ -145,8 +147,8 @@ def evaluate(
     )
     counts: dict[str, dict[str, list[list[int]]]] = {}
     for name in readouts:
-        readout = READOUTS[name]()
-        if readout.needs_last_round and not last:
+        readout = named(name)
+        if readout is None or (readout.needs_last_round and not last):
             continue
         counts[name] = {}
         for split in SPLITS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -67,7 +68,9 @@ class Operator(AbstractContextManager["Operator"]):
 
     def start(self, app: Path, config: Mapping[str, str | int | float | bool]) -> int:
         """Sends an app to run; the number is Flower's name for the run."""
-        bundle = build_fab_from_disk(app)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Flower asks pathspec for a pattern by its old name
+            bundle = build_fab_from_disk(app)
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})),
             override_config=user_config_to_proto(dict(config)),

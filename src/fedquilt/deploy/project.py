@@ -78,11 +78,7 @@ class Address:
     @property
     def warning(self) -> str | None:
         """What somebody who switched protection off must read, or None."""
-        if not self.tls:
-            return "TLS and node authentication are OFF: everybody on the network can read the updates and join."
-        if not self.authentication:
-            return "Node authentication is OFF: everybody who holds the CA certificate can join under any name."
-        return None
+        return warning(self.tls, self.authentication)
 
 
 @dataclass(frozen=True)
@@ -229,10 +225,24 @@ class Node:
             changes=content.get("changes", {}),
         )
 
+    @property
+    def warning(self) -> str | None:
+        """What the owner of the device must read if protection is off, or None."""
+        return warning(self.tls, self.authentication)
+
     def write(self) -> None:
         """Writes `client.toml`."""
         content = {key: value for key, value in asdict(self).items() if key != "folder" and value is not None}
         write_toml(self.folder / CLIENT, content)
+
+
+def warning(tls: bool, authentication: bool) -> str | None:
+    """What somebody who switched protection off must read, or None."""
+    if not tls:
+        return "TLS and node authentication are OFF: everybody on the network can read the updates and join."
+    if not authentication:
+        return "Node authentication is OFF: everybody who holds the CA certificate can join under any name."
+    return None
 
 
 def check_names(names: Sequence[str]) -> None:

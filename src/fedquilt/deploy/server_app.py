@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedquilt.deploy.lead import lead
-from fedquilt.deploy.post import FlowerPost
+from fedquilt.deploy.post import FlowerPost, OpenPost
 from fedquilt.deploy.project import Project
 from fedquilt.deploy.records import Records
 
@@ -23,7 +23,9 @@ def main(grid: Grid, context: Context) -> None:
     spec = json.loads(Path(str(context.run_config["spec"])).read_text())
     project = Project.read(Path(spec["project"]))
     try:
-        lead(project, spec, FlowerPost(grid, project.nodes()))
+        known = project.server.authentication
+        post = FlowerPost(grid, project.nodes()) if known else OpenPost(grid, project.clients)
+        lead(project, spec, post)
     except Exception as error:
         traceback.print_exc()
         Records(Path(spec["folder"])).status(state="failed", error=str(error))

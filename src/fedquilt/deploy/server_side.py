@@ -15,21 +15,33 @@ from fedquilt.deploy.project import Project, write_atomically
 
 
 class ServerSide:
-    """Both processes of the server; leaving the context ends them."""
+    """Both processes of the server; leaving the context ends them.
 
-    def __init__(self, project: Project) -> None:
-        self.project = project
-        self.inner_port = free_port()
+    Without a gate SuperLink listens on the public port itself, which is allowed on the loopback address alone.
+    """
+
+    def __init__(self, project: Project, gate: bool = True) -> None:
+        self.project, self.with_gate = project, gate
+        self.inner_port = free_port() if gate else project.server.port
         self.superlink: Service | None = None
         self.gate: Service | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> ServerSide:
         try:
-            gate = nginx.find_nginx()
+            server = self.project.server
+            if not self.with_gate and server.listen not in ("127.0.0.1", "localhost"):
+                raise ValueError(
+                    f"without nginx the server may listen on 127.0.0.1 alone, not on {server.listen}: whoever reaches "
+                    "Flower's port can register nodes and start runs"
+                )
+            if listening(server.reachable, server.port):
+                raise OSError(f"port {server.port} is in use; end what listens there or change [server] port")
+            executable = nginx.find_nginx() if self.with_gate else ""
             self.superlink = self._start_superlink()
             self._register_clients()
-            self.gate = self._start_gate(gate)
+            if self.with_gate:
+                self.gate = self._start_gate(executable)
         except BaseException:
             self._stack.close()
             raise
@@ -39,6 +51,13 @@ class ServerSide:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    @property
+    def warning(self) -> str | None:
+        """What the operator must read if there is no gate, or None."""
+        if self.with_gate:
+            return None
+        return "nginx is OFF: every process on this machine can register nodes and start runs."
 
     @property
     def services(self) -> list[Service]:
@@ -67,8 +86,6 @@ class ServerSide:
 
     def _start_gate(self, executable: str) -> Service:
         server, folder = self.project.server, self.project.server_folder
-        if listening(server.reachable, server.port):
-            raise OSError(f"port {server.port} is in use; end what listens there or change [server] port")
         gate = folder / "nginx"
         gate.mkdir(exist_ok=True)
         text = nginx.configuration(

@@ -38,11 +38,27 @@ def serve(folder: Path, handle: Callable[[bytes], bytes]) -> None:
 
 
 def main() -> None:
-    """`python -m fedquilt.deploy.worker FOLDER DATA`."""
+    """`python -m fedquilt.deploy.worker FOLDER DATA [--check]`: serve, or only see whether data and model are right."""
     folder, data = Path(sys.argv[1]), Path(sys.argv[2])
+    if "--check" in sys.argv:
+        sys.exit(check(folder, data))
     from fedquilt.deploy.device import Device
 
     serve(folder, Device(folder, data).handle)
+
+
+def check(folder: Path, data: Path) -> str | None:
+    """What is wrong with a client's data or model, as a sentence; None, and a line printed, when nothing is."""
+    from fedquilt.deploy.node_client import load_client
+    from fedquilt.deploy.project import Node
+
+    try:
+        client = load_client(Node.read(folder), data)
+        client.model()
+    except Exception as error:
+        return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    print(f"client '{client.name}': {client.samples} training samples, labels {', '.join(map(str, client.labels))}")
+    return None
 
 
 if __name__ == "__main__":
