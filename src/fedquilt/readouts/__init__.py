@@ -7,11 +7,11 @@ from fedquilt.readouts.base import Look, Readout
 from fedquilt.readouts.best_of_both import BestOfBoth
 from fedquilt.readouts.best_of_last import BestOfLast
 from fedquilt.readouts.fine_tuned import FineTuned
-from fedquilt.readouts.plain import Adapted, Received
+from fedquilt.readouts.plain import Adapted, Own, Received
 
 READOUTS: dict[str, type[Readout]] = {
     readout.kind: readout
-    for readout in (Received, Adapted, FineTuned, BestOfBoth, BestOfLast, Averaged, AveragedByClass)
+    for readout in (Received, Adapted, Own, FineTuned, BestOfBoth, BestOfLast, Averaged, AveragedByClass)
 }
 
 
@@ -36,6 +36,7 @@ __all__ = [
     "BestOfLast",
     "FineTuned",
     "Look",
+    "Own",
     "Readout",
     "Received",
     "named",

@@ -49,12 +49,15 @@ class Look:
         return self._rows[which]
 
     def scores(self, which: str, split: str) -> Tensor:
-        """Class scores of a model on a split, (k, n, classes): received, adapted, or a model that `rows` has made."""
+        """Class scores of a model on a split, (k, n, classes): received, adapted, or a model that `rows` has made.
+
+        "own" is the adapted module itself, whatever the method predicts with.
+        """
         if (which, split) not in self._scores:
-            view = {"received": self.received, "adapted": self.adapted}.get(which)
+            view = {"received": self.received, "adapted": self.adapted, "own": self.adapted}.get(which)
             if view is None:
                 view = replace(self.received, rows=self._rows[which])
-            own = self.predict(view, split)
+            own = None if which == "own" else self.predict(view, split)
             self._scores[which, split] = _forward(view, split) if own is None else own
         return self._scores[which, split]
 

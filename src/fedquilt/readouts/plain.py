@@ -1,4 +1,4 @@
-"""The two models every client has after a round: the one it received and the one it trained."""
+"""What every client has after a round: the model it received, the one it trained, and that without the method."""
 
 from __future__ import annotations
 
@@ -28,3 +28,13 @@ class Adapted(Readout):
 
     def predictions(self, look: Look, split: str) -> Tensor:
         return look.scores("adapted", split).argmax(2)
+
+
+@dataclass(frozen=True)
+class Own(Readout):
+    """The client's model after its local training, where a method predicts with more than that model (score sharing)."""
+
+    kind: ClassVar[str] = "own"
+
+    def predictions(self, look: Look, split: str) -> Tensor:
+        return look.scores("own", split).argmax(2)
