@@ -304,6 +304,7 @@ def test_a_run_with_hardly_anything_in_it(browser: Browser, tmp_path: Path) -> N
     browser.open(write_page([tmp_path], tmp_path / "report.html"), drawn=False)
     browser.show("accuracy-over-rounds")
     assert "No rounds have been evaluated yet" in browser.ask("document.body.textContent")
+    assert browser.ask("document.querySelector('#accuracy-over-rounds button').checkVisibility()") is False
     assert browser.complaints == []
 
 

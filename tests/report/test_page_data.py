@@ -87,13 +87,25 @@ def test_dense_plans_show_who_mixes_with_whom(tmp_path: Path) -> None:
     assert circle[2:].tolist() == [-1, -1]
 
 
-def test_confusion_is_read_in_each_form(tmp_path: Path) -> None:
+RECEIVED, ADAPTED = [[1, 0], [0, 1]], [[2, 0], [0, 2]]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"a": ADAPTED},
+        {"received": {"a": RECEIVED}, "adapted": {"a": ADAPTED}},
+        {"a": {"received": RECEIVED, "adapted": ADAPTED}},
+        {"labels": ["x", "y"], "clients": {"a": {"received": RECEIVED, "adapted": ADAPTED}}},
+    ],
+)
+def test_confusion_is_read_in_each_form(tmp_path: Path, written: dict[str, Any]) -> None:
     (tmp_path / "summary.json").write_text('{"readout": "adapted", "split": "test"}')
-    both = {"received": [[1, 0], [0, 1]], "adapted": [[2, 0], [0, 2]]}
-    (tmp_path / "confusion.json").write_text(json.dumps({"labels": ["x", "y"], "clients": {"a": both}}))
+    (tmp_path / "metrics.jsonl").write_text(row(1, "a", 0.5, readout="adapted"))
+    (tmp_path / "confusion.json").write_text(json.dumps(written))
     run = read_run(tmp_path)
-    assert run.confusion["a"].tolist() == [[2, 0], [0, 2]]
-    assert run.labels == ("x", "y")
+    assert {name: m.tolist() for name, m in run.confusion.items()} == {"a": ADAPTED}
+    assert run.labels == (("x", "y") if "labels" in written else ())
 
 
 def test_blocks_show_when_clients_are_ordered() -> None:

@@ -93,7 +93,7 @@ def read_run(folder: str | Path) -> RunFiles:
     readout, split = (_find(summary, settings, key) for key in ("readout", "split"))
     tests = [reading for reading in series if reading[1] == "test"] or list(series)
     reading = (str(readout), str(split)) if readout and split else (tests[0] if tests else ("", ""))
-    confusion, labels = _confusion(_json(folder / "confusion.json"), reading[0])
+    confusion, labels = _confusion(_json(folder / "confusion.json"), reading[0], clients)
     named = _find(settings, "label_names") or _find(settings, "labels")
     return RunFiles(
         folder=folder,
@@ -240,15 +240,23 @@ def _traffic(lines: list[dict[str, Any]], clients: Sequence[str]) -> Traffic | N
     return Traffic(tuple(int(line.get("round", i + 1)) for i, line in enumerate(lines)), up, down)
 
 
-def _confusion(found: dict[str, Any], readout: str) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
-    """Matrices by client, straight or under `clients`, each a matrix or one matrix a read-out; and the label names."""
+def _confusion(
+    found: dict[str, Any], readout: str, clients: Sequence[str]
+) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
+    """Matrices by client, by read-out and client, or by client and read-out, maybe under `clients`; and label names."""
     labels = found.get("labels") or found.get("label_names") or []
     by_client = found.get("clients", found)
+    if isinstance(by_client, dict) and not set(clients) & set(by_client):
+        by_client = _of(by_client, readout)
     matrices = {}
     for name, value in by_client.items() if isinstance(by_client, dict) else ():
-        if isinstance(value, dict):
-            value = value.get(readout, next(iter(value.values()), None))
+        value = _of(value, readout) if isinstance(value, dict) else value
         matrix = np.asarray(value) if isinstance(value, list) else np.zeros(0)
         if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
             matrices[str(name)] = matrix.astype(np.int64)
     return matrices, tuple(str(label) for label in labels)
+
+
+def _of(by_readout: dict[str, Any], readout: str) -> Any:
+    """What belongs to a read-out; where it is not there, to the first one."""
+    return by_readout.get(readout, next(iter(by_readout.values()), None))

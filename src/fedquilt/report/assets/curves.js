@@ -151,7 +151,8 @@ function facts() {
   const seeds = new Set(scenario().methods.flatMap(m => m.seeds)).size;
   const fact = (name, value, small) =>
     el("div", null, el("dt", null, name), el("dd", null, String(value), small ? el("small", null, " " + small) : ""));
-  const gain = best >= 0 && now[best] ? unpack(now[best].gain) : null;
+  const lone = ["local", "alone"].includes(table?.best); // the bar itself: it gains nothing over itself
+  const gain = best >= 0 && !lone && now[best] ? unpack(now[best].gain) : null;
   const known = gain ? Array.from(gain).filter(g => !Number.isNaN(g)) : [];
   return el(
     "dl",
