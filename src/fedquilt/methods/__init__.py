@@ -6,7 +6,8 @@ from fedquilt.methods.fedper import FedPer
 from fedquilt.methods.fedprox import FedProx
 from fedquilt.methods.local import Local
 from fedquilt.methods.modfl import ModFL
+from fedquilt.methods.score_sharing import ScoreSharing
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Local, FedAvg, FedProx, FedPer, ModFL)}
+METHODS: dict[str, type[Method]] = {method.name: method for method in (Local, FedAvg, FedProx, FedPer, ModFL, ScoreSharing)}
 
-__all__ = ["METHODS", "FedAvg", "FedPer", "FedProx", "Local", "Method", "ModFL", "Prepared", "State"]
+__all__ = ["METHODS", "FedAvg", "FedPer", "FedProx", "Local", "Method", "ModFL", "Prepared", "ScoreSharing", "State"]

@@ -32,7 +32,7 @@ class Adapted(Readout):
 
 @dataclass(frozen=True)
 class Own(Readout):
-    """The client's model after its local training, where a method predicts with more than that model (score sharing)."""
+    """The client's model after its local training, also where a method predicts with more than that (score sharing)."""
 
     kind: ClassVar[str] = "own"
 
