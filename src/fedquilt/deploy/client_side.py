@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedquilt.deploy.keys import write_private
 from fedquilt.deploy.processes import Service, environment, free_port, program
 from fedquilt.deploy.project import Node
-
-FOLDER_VARIABLE = "FEDQUILT_NODE_FOLDER"  # as in `relay`, which is not imported here since it imports Flower
 
 
 @dataclass
@@ -39,19 +39,25 @@ class NodeProcesses:
 
 
 def start_node(node: Node, data: Path) -> NodeProcesses:
-    """Starts a client. All that its processes say to each other stays on the loopback address."""
+    """Starts a client. All that its two processes say to each other stays on the loopback address, and a secret in a
+    file that only its owner can read keeps other processes of the device out."""
+    port = free_port()
+    secret = node.folder / "runtime.secret"
+    secret.unlink(missing_ok=True)
+    write_private(secret, secrets.token_bytes(32))
     command = [program("flower-supernode"), "--superlink", f"{node.host}:{node.port}"]
-    command += ["--host", "127.0.0.1", "--port", str(free_port())]
+    command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     if node.tls:
         command += ["--root-certificates", str(node.folder / "ca.crt")]
     else:
         command += ["--insecure"]
     if node.authentication:
         command += ["--auth-supernode-private-key", str(node.folder / "node.key")]
-    env = environment(node.folder / "flower") | {FOLDER_VARIABLE: str(node.folder)}
+    env = environment(node.folder / "flower")
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     log = node.folder / "node.log"
-    work = [sys.executable, "-m", "fedquilt.deploy.worker", str(node.folder), str(data.resolve())]
+    work = [sys.executable, "-m", "fedquilt.deploy.worker", str(node.folder), str(data.resolve()), f"127.0.0.1:{port}"]
     worker = Service.start(f"worker of client '{node.name}'", work, log, env)
     return NodeProcesses(worker, Service.start(f"client '{node.name}'", command, log, env))
 

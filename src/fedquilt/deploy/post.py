@@ -58,7 +58,7 @@ class FlowerPost:
         """Letters by node number, each with the name of the client it is for."""
         from flwr.app import Message
 
-        from fedquilt.deploy.relay import to_record
+        from fedquilt.deploy.parcel import to_record
 
         messages = [
             Message(to_record(content), dst_node_id=number, message_type="train", group_id=str(round_), ttl=timeout + 5)
@@ -113,7 +113,7 @@ def read_answer(client: str, node: int, message: Message) -> Answer:
         return Answer(client, code="no-answer")
     if message.metadata.src_node_id != node:
         return Answer(client, code="unknown-client")
-    from fedquilt.deploy.relay import read_record
+    from fedquilt.deploy.parcel import read_record
 
     try:
         return Answer(client, content=read_record(message))

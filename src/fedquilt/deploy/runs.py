@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -28,7 +27,7 @@ publisher = "fedquilt"
 
 [tool.flwr.app.components]
 serverapp = "fedquilt_app.server:app"
-clientapp = "fedquilt_app.relay:app"
+clientapp = "fedquilt_app.client:app"
 
 [tool.flwr.app.config]
 spec = ""
@@ -36,13 +35,13 @@ spec = ""
 
 
 def write_app(folder: Path) -> Path:
-    """The Flower app of every federation: the relay goes to the devices, the server's half stays in the library."""
+    """The Flower app of every federation. Devices run the ClientApp of their own library, not the one sent with it."""
     package = folder / "fedquilt_app"
     package.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(_APP)
     (package / "__init__.py").write_text("")
     (package / "server.py").write_text("from fedquilt.deploy.server_app import app as app\n")
-    shutil.copyfile(Path(__file__).with_name("relay.py"), package / "relay.py")
+    (package / "client.py").write_text("from flwr.clientapp import ClientApp\n\napp = ClientApp()\n")
     return folder
 
 

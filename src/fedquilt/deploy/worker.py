@@ -1,50 +1,73 @@
-"""A client's worker: the process on a device that has torch, the data and the model at hand, and answers letters.
+"""A client's worker: the process on a device that has torch, the data and the model at hand, and runs the ClientApp.
 
-Flower starts a new process for every message. That process (`relay`) only passes bytes on to the worker, over the
-loopback address and with a key from a file that only its owner can read, so it imports neither torch nor the library.
+By itself Flower starts a new Python process for every message, in which it runs the app that the server sent: two or
+three seconds of imports each time, and whatever code the server likes. Here SuperNode is told that apps are run by
+somebody else (`--isolation process`), and that is this process: it takes each task as it comes and answers it with the
+library that is installed on the device. What the server sent along as an app is not looked at.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import secrets
 import sys
-from collections.abc import Callable
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Listener
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from fedquilt.deploy.keys import write_private
-from fedquilt.deploy.relay import WORKER
+import httpx
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+_POLL = 0.2
+_PROTECTED = ("/flwr.proto.Runtime/AcquireTask",)
 
 
-def serve(folder: Path, handle: Callable[[bytes], bytes]) -> None:
-    """Answers letters until the process is ended; one that fails is the business of `handle`."""
-    key = secrets.token_bytes(32)
-    with Listener(("127.0.0.1", 0), authkey=key) as listener:
-        place, part = folder / WORKER, folder / (WORKER + ".part")
-        part.unlink(missing_ok=True)
-        write_private(part, json.dumps({"port": listener.address[1], "key": key.hex(), "pid": os.getpid()}).encode())
-        part.replace(place)
+def serve(address: str, secret: bytes, app: ClientApp) -> None:
+    """Takes tasks from the SuperNode at a loopback address, and answers them, until the process is ended."""
+    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED)
+    with RuntimeHttpClient.from_server_address(address, True, None, [version, signed]) as client:
         while True:
-            # A caller that gives up or does not know the key is no reason to end.
-            with (
-                contextlib.suppress(OSError, EOFError, ConnectionError, AuthenticationError),
-                listener.accept() as caller,
-            ):
-                caller.send_bytes(handle(caller.recv_bytes()))
+            try:
+                task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+                if task.token:
+                    answer(address, task.token, app)
+                    continue
+            except (httpx.HTTPError, OSError, RuntimeError) as error:
+                print(f"SuperNode does not answer ({type(error).__name__})", file=sys.stderr, flush=True)
+            time.sleep(_POLL)
 
 
-def main() -> None:
-    """`python -m fedquilt.deploy.worker FOLDER DATA [--check]`: serve, or only see whether data and model are right."""
-    folder, data = Path(sys.argv[1]), Path(sys.argv[2])
-    if "--check" in sys.argv:
-        sys.exit(check(folder, data))
-    from fedquilt.deploy.device import Device
+def answer(address: str, token: str, app: ClientApp) -> None:
+    """One task: its message, the app's answer, and its end."""
+    version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+    known = RuntimeTokenHttpInterceptor(token)
+    with RuntimeHttpClient.from_server_address(address, True, None, [version, known]) as client, heartbeat(client):
+        message, context, _, _ = pull_task_input(client)
+        push_message(client, app(message=message, context=context), context)
+        push_task_output(client, context, SubStatus.COMPLETED, "")
 
-    serve(folder, Device(folder, data).handle)
+
+@contextmanager
+def heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
+    """Tells SuperNode, while the task lasts, that somebody is working on it."""
+    sender = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    sender.start()
+    try:
+        yield
+    finally:
+        if sender.is_running:
+            sender.stop()
 
 
 def check(folder: Path, data: Path) -> str | None:
@@ -59,6 +82,17 @@ def check(folder: Path, data: Path) -> str | None:
         return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     print(f"client '{client.name}': {client.samples} training samples, labels {', '.join(map(str, client.labels))}")
     return None
+
+
+def main() -> None:
+    """`python -m fedquilt.deploy.worker FOLDER DATA ADDRESS`; `--check` in place of the address only checks."""
+    folder, data, address = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    if address == "--check":
+        sys.exit(check(folder, data))
+    from fedquilt.deploy.client_app import make_app
+    from fedquilt.deploy.device import Device
+
+    serve(address, (folder / "runtime.secret").read_bytes(), make_app(Device(folder, data).handle))
 
 
 if __name__ == "__main__":
