@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fedquilt.client import Change, Client, Split
     from fedquilt.federation import Federation
     from fedquilt.methods import METHODS, Method
-    from fedquilt.run import Run, run
+    from fedquilt.disk import load_model
+    from fedquilt.run import Run, resume, run
     from fedquilt.scenario import Scenario
     from fedquilt.sharing import Plan, UnitPlan
     from fedquilt.training.settings import Training
@@ -44,9 +45,11 @@ __all__ = [
     "UnitPlan",
     "cut",
     "data",
+    "load_model",
     "methods",
     "models",
     "readouts",
+    "resume",
     "run",
     "scenarios",
     "sharing",
@@ -56,7 +59,8 @@ _HOMES = {
     "client": ("Change", "Client", "Split"),
     "federation": ("Federation",),
     "methods": ("METHODS", "Method"),
-    "run": ("Run", "run"),
+    "disk": ("load_model",),
+    "run": ("Run", "resume", "run"),
     "scenario": ("Scenario",),
     "sharing": ("Plan", "UnitPlan"),
     "training.settings": ("Training",),

@@ -59,7 +59,7 @@ class _Crew:
 class Fleet:
     """Clients and their models. `numbers` are the clients' numbers in the federation (default: 0, 1, ...).
 
-    `engine` is auto, vectorised, parallel or sequential; `clients_at_once` bounds how many are trained in one stack.
+    `engine` is auto, vectorised, parallel or sequential, or one for each family with commas between; `clients_at_once` bounds how many are trained in one stack.
     """
 
     def __init__(
@@ -246,7 +246,9 @@ class Fleet:
         step = crew.at_once
         if crew.engine is None:
             few = {name: value[:step] for name, value in extras.items()}
-            crew.engine = choose(self.engine_name, recipe, rows[: min(step, len(crew.clients))], few)
+            names = self.engine_name.split(",")  # one for all families, or one each
+            name = names[self.crews.index(crew) % len(names)]
+            crew.engine = choose(name, recipe, rows[: min(step, len(crew.clients))], few)
             self._known[template] = (crew.engine.name, step)
         if prepared.lesson is not None:
             self._teach(crew, prepared.lesson, recipe, rows, places, round_, scale)
@@ -382,7 +384,8 @@ class Fleet:
     @property
     def engines(self) -> list[str]:
         """The engine of each family, once chosen."""
-        return [crew.engine.name for crew in self.crews if crew.engine is not None]
+        templates = [id(crew.family.template) for crew in self.crews]
+        return [self._known[template][0] for template in templates if template in self._known]
 
     def close(self) -> None:
         """Give back worker processes and captured graphs."""

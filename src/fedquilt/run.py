@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import signal
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch import nn
 
+from fedquilt import scenarios
+from fedquilt.disk import METRICS, PLANS, TRAFFIC, RunFolder, method_from, rule_to
 from fedquilt.federation import Callback, Federation, RoundReport
-from fedquilt.methods import METHODS, Method
+from fedquilt.methods import METHODS, Local, Method
 from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.results import Evaluation, Row, summarise
 from fedquilt.scenario import Scenario
-from fedquilt.sharing import Plan, Rule, mean
+from fedquilt.sharing import Plan, Rule, mean, pick
 from fedquilt.training.settings import Training
 
 
@@ -66,6 +73,8 @@ class Run:
     bytes_down: list[int] = field(default_factory=list)
     seconds: float = 0.0
     alone: Run | None = None
+    folder: Path | None = None
+    earlier: list[Row] = field(default_factory=list)  # rows of the rounds before the run was resumed
 
     def take(self, federation: Federation, report: RoundReport) -> None:
         """A callback: remember a round."""
@@ -79,7 +88,7 @@ class Run:
     @property
     def rows(self) -> list[Row]:
         """One row per client, round, read-out and split."""
-        return [row for evaluation in self.evaluations for row in evaluation.rows()]
+        return self.earlier + [row for evaluation in self.evaluations for row in evaluation.rows()]
 
     @property
     def plan(self) -> Plan:
@@ -95,7 +104,7 @@ class Run:
         """Mean, spread, worst decile, gain over alone, megabytes and seconds, of the last round on test data."""
         federation = self.federation
         readout = federation.method.readout
-        if readout not in {evaluation.readout for evaluation in self.evaluations}:
+        if readout not in {made.name for made in federation.readouts}:
             readout = federation.readouts[0].name
         alone = self if federation.method.name == "local" else self.alone
         return {
@@ -131,12 +140,14 @@ def run(
     evaluate_every: int = 1,
     alone: bool | Run = True,
     callbacks: Sequence[Callback] = (),
+    out: str | Path | None = None,
+    checkpoint_every: int = 5,
 ) -> Run:
     """Run a method on a scenario and give back what came of it.
 
     `training` overrides the scenario's settings, `settings` are the method's own. With `alone=True` the same clients
     are also trained by themselves, as long and with the same settings, for the gain over alone; a finished run of
-    `local` may be given instead.
+    `local` may be given instead. With `out` the run is kept in a directory as it goes, and can be resumed from there.
 
     >>> import fedquilt as fq
     >>> result = fq.run(fq.scenarios.build("digits", clients=8), "fedavg", rounds=2, engine="sequential", alone=False)
@@ -148,18 +159,126 @@ def run(
     how = training if isinstance(training, Training) else scenario.training.but(training or {})
     if rounds is not None:
         how = how.but({"rounds": rounds})
-    start = time.perf_counter()
+    if checkpoint_every < 1:
+        raise ValueError(f"checkpoint_every={checkpoint_every} keeps nothing; give at least 1")
     federation = Federation(
         scenario, made, how, seed, device, engine, clients_at_once, chosen, merge, evaluate_every
     )
     result = Run(federation)
-    federation.run([result.take, *callbacks])
-    result.seconds = time.perf_counter() - start
-    if isinstance(alone, Run):
-        result.alone = alone
-    elif alone and made.name != "local":
-        result.alone = run(
-            scenario, "local", seed=seed, training=how, device=device, engine=engine, readouts=("received",),
-            clients_at_once=clients_at_once, evaluate_every=how.rounds, alone=False,
-        )  # fmt: skip
+    result.alone = alone if isinstance(alone, Run) else None
+    options = {
+        "engine": engine, "clients_at_once": clients_at_once, "merge": rule_to(merge) if out is not None else {},
+        "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "alone": alone is True,
+    }  # fmt: skip
+    folder = None
+    if out is not None:
+        folder = RunFolder(out)
+        folder.start(federation, options)
+        result.folder = folder.folder
+    return _finish(result, folder, options, callbacks)
+
+
+def resume(
+    folder: str | Path, scenario: Scenario | None = None, callbacks: Sequence[Callback] = ()
+) -> Run:
+    """Go on with a run on disk that was interrupted, to the same bits as if it had not been.
+
+    The scenario is built again as `run.toml` says; give it where it was made by code of your own.
+    """
+    place = RunFolder(folder)
+    known = place.read_settings()
+    if place.finished:
+        raise ValueError(f"the run in '{folder}' is finished; look at it with: fedquilt report {folder}")
+    if scenario is None:
+        origin = known["scenario"]
+        if "name" not in origin:
+            raise ValueError(f"'{folder}' does not say how its scenario was made; give it: resume(folder, scenario=...)")
+        scenario = scenarios.build(origin["name"], seed=origin["seed"], **origin.get("settings", {}))
+    training = Training(**{key: tuple(v) if isinstance(v, list) else v for key, v in known["training"].items()})
+    rule = known["merge"]
+    federation = Federation(
+        scenario,
+        method_from(known["method"]),
+        training,
+        known["seed"],
+        known["device"],
+        known["engine"],
+        known.get("clients_at_once"),
+        make_readouts(known["readouts"]),
+        pick(rule["name"], **{key: value for key, value in rule.items() if key != "name"}),
+        known["evaluate_every"],
+    )
+    more = place.restore(federation)
+    result = Run(federation, folder=place.folder, earlier=place.lines(METRICS), seconds=more.get("seconds", 0.0))
+    result.plans = [(line["round"], Plan.from_json(line)) for line in place.lines(PLANS)]
+    for line in place.lines(TRAFFIC):
+        result.bytes_up.append(sum(line["up"].values()))
+        result.bytes_down.append(sum(line["down"].values()))
+    options = {
+        key: known.get(key) for key in ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_every", "alone")
+    }
+    return _finish(result, place, options, callbacks)
+
+
+def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], callbacks: Sequence[Callback]) -> Run:
+    """Run the rounds that are left, and the clients alone where that is wanted; write down what there is to write."""
+    federation = result.federation
+    start, before = time.perf_counter(), result.seconds
+
+    def keep(federation: Federation, report: RoundReport) -> None:
+        result.seconds = before + time.perf_counter() - start
+        if folder is not None:
+            folder.round(federation, report)
+            if report.round == 1:
+                folder.settings(federation, options)  # now with the engines that were chosen
+            if report.round % options["checkpoint_every"] == 0 or report.round == report.rounds or stop:
+                folder.checkpoint(federation, {"seconds": result.seconds})
+        if stop:
+            raise KeyboardInterrupt
+
+    with _finishing_the_round(folder is not None) as stop:
+        federation.run([result.take, keep, *callbacks])
+    last = [e for e in result.evaluations if e.round == federation.round] or federation.evaluate(last=True)
+    if options["alone"] and federation.method.name != "local" and result.alone is None:
+        result.alone = _alone(federation, folder, options)
+    if folder is not None:
+        folder.finish(federation, result.summary, last)
+    federation.close()
     return result
+
+
+def _alone(federation: Federation, folder: RunFolder | None, options: Mapping[str, Any]) -> Run:
+    """The same clients, trained by themselves as long and in the same way."""
+    out = None if folder is None else folder.folder / "alone"
+    if out is not None and (out / "run.toml").is_file() and not RunFolder(out).finished:
+        return resume(out, federation.scenario)
+    if out is not None and RunFolder(out).finished:
+        done = RunFolder(out)
+        empty = Federation(federation.scenario, Local(), federation.training, federation.seed, str(federation.device))
+        return Run(empty, earlier=done.lines(METRICS), folder=done.folder)
+    return run(
+        federation.scenario, "local", seed=federation.seed, training=federation.training, alone=False, out=out,
+        device=str(federation.device), engine="auto" if "," in options["engine"] else options["engine"],
+        readouts=("received",), clients_at_once=options["clients_at_once"],
+        evaluate_every=federation.training.rounds, checkpoint_every=options["checkpoint_every"],
+    )  # fmt: skip
+
+
+@contextmanager
+def _finishing_the_round(wanted: bool) -> Iterator[list[int]]:
+    """While this holds, the first Ctrl-C lets the round end and be kept; the second ends at once, as without it."""
+    stop: list[int] = []
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        stop.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

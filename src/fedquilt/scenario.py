@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedquilt.client import Client, Pair, Split, as_split
 from fedquilt.training.settings import Training
@@ -15,7 +16,8 @@ class Scenario:
 
     `common` is the sample set on the server that methods comparing models look at (FedDL's affinity, the public data of
     score sharing); its labels may be used only by methods that say so. `public_test` is the part of the public data
-    that accuracy of score sharing is reported on.
+    that accuracy of score sharing is reported on. `origin` says how to build it again, where that is known: a run on
+    disk keeps it.
 
     >>> from torch import nn
     >>> c = Client("a", lambda: nn.Linear(1, 2), train=([[0.], [1.]], [0, 1]))
@@ -29,6 +31,7 @@ class Scenario:
     common: Split | None = None
     public_test: Split | None = None
     label_names: tuple[str, ...] = ()
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Scenario:
         common: Pair | Split | None = None,
         public_test: Pair | Split | None = None,
         label_names: Sequence[str] = (),
+        origin: Mapping[str, Any] | None = None,
     ) -> None:
         if not clients:
             raise ValueError(f"scenario '{name}' has no clients")
@@ -51,6 +55,7 @@ class Scenario:
         for key, pair in (("common", common), ("public_test", public_test)):
             object.__setattr__(self, key, None if pair is None else as_split(pair, f"{key} data of scenario '{name}'"))
         object.__setattr__(self, "label_names", tuple(str(n) for n in label_names))
+        object.__setattr__(self, "origin", dict(origin or {}))
         if label_names and len(label_names) < self.classes:
             raise ValueError(
                 f"scenario '{name}' has {len(label_names)} label names, but labels up to {self.classes - 1} occur"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -151,6 +151,13 @@ class Family:
     ids: tuple[int, ...]
     template: nn.Module
     layout: Layout
+    _copies: dict[torch.device, nn.Module] = field(default_factory=dict, compare=False, repr=False)
+
+    def evaluator(self, device: torch.device) -> nn.Module:
+        """A copy of the module in eval mode on a device, to run rows through; made once."""
+        if device not in self._copies:
+            self._copies[device] = copy.deepcopy(self.template).to(device).eval()
+        return self._copies[device]
 
     def model(self, row: Tensor) -> nn.Module:
         """A row as an ordinary module of its own."""

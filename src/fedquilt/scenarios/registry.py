@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedquilt.scenario import Scenario
@@ -44,4 +45,5 @@ def build_from(scenarios: Mapping[str, Builder], name: str, seed: int, settings:
     for key in settings:
         if key not in settings_of(builder):
             raise ValueError(f"scenario '{name}': " + nearest(key, settings_of(builder), "setting"))
-    return builder(seed=seed, **settings)
+    origin = {"name": name, "seed": seed, "settings": dict(settings)}
+    return replace(builder(seed=seed, **settings), origin=origin)

@@ -1,0 +1,174 @@
+"""The state of a federation as named tensors and plain values, and as files that a kill cannot leave half-written.
+
+Everything random follows from the seed and the round, so what has to be kept is little: the server's plan, values and
+method state, the clients' rows, and what read-outs remember.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedquilt.federation import Federation
+from fedquilt.server import Server, Shelf
+from fedquilt.sharing import Plan
+
+_TENSOR, _TUPLE, _PAIRS = "__tensor__", "__tuple__", "__pairs__"
+_STATE = "state.json"
+
+Tensors = dict[str, Tensor]
+
+
+class Damaged(ValueError):
+    """A folder that does not hold what it should; the sentence says what is wrong and that nothing was touched."""
+
+
+def to_plain(value: Any, tensors: Tensors) -> Any:
+    """A method's state as JSON can hold it; tensors are put aside under a name.
+
+    >>> aside: dict[str, Tensor] = {}
+    >>> plain = to_plain({"step": 3, "groups": {0: (1, 2)}, "mu": torch.ones(2)}, aside)
+    >>> from_plain(plain, aside)
+    {'step': 3, 'groups': {0: (1, 2)}, 'mu': tensor([1., 1.])}
+    """
+    if isinstance(value, Tensor):
+        name = f"state/{len(tensors)}"
+        tensors[name] = value
+        return {_TENSOR: name, "on": value.device.type}
+    if isinstance(value, tuple):
+        return {_TUPLE: [to_plain(part, tensors) for part in value]}
+    if isinstance(value, list):
+        return [to_plain(part, tensors) for part in value]
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: to_plain(part, tensors) for key, part in value.items()}
+        return {_PAIRS: [[to_plain(key, tensors), to_plain(part, tensors)] for key, part in value.items()]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a method's state holds a {type(value).__name__}; keep tensors, numbers, texts, lists and dicts")
+
+
+def from_plain(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `to_plain` was given."""
+    if isinstance(value, list):
+        return [from_plain(part, tensors) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if _TENSOR in value:
+        return tensors[value[_TENSOR]].to(value["on"])
+    if _TUPLE in value:
+        return tuple(from_plain(part, tensors) for part in value[_TUPLE])
+    if _PAIRS in value:
+        return {from_plain(key, tensors): from_plain(part, tensors) for key, part in value[_PAIRS]}
+    return {key: from_plain(part, tensors) for key, part in value.items()}
+
+
+def server_state(server: Server, tensors: Tensors) -> dict[str, Any]:
+    """The server's plan, values and method state; tensors are put aside under names."""
+    tensors["refused"] = server.refused
+    shelves = []
+    for i, shelf in enumerate(server.shelves):
+        tensors[f"value/{i}"], tensors[f"known/{i}"] = shelf.value, shelf.known
+        shelves.append([[unit, signature] for unit, signature in shelf.keys])
+    return {
+        "round": server.round,
+        "plan": server.plan.to_json(),
+        "shelves": shelves,
+        "state": to_plain(server.state, tensors),
+    }
+
+
+def restore_server(server: Server, tensors: Mapping[str, Tensor], text: Mapping[str, Any]) -> None:
+    """Put a server, made for the same federation, where `server_state` left it."""
+    here = {name: tensor.to(server.device) for name, tensor in tensors.items()}
+    server.plan = Plan.from_json(text["plan"])
+    server.state = from_plain(text["state"], tensors)
+    server.round = text["round"]
+    server.refused = here["refused"]
+    server.shelves = []
+    for i, keys in enumerate(text["shelves"]):
+        named = tuple((unit, tuple(tuple(shape) for shape in signature)) for unit, signature in keys)
+        server.shelves.append(Shelf(server.plan[named[0][0]], named, here[f"value/{i}"], here[f"known/{i}"]))
+
+
+def federation_state(federation: Federation, tensors: Tensors) -> dict[str, Any]:
+    """Everything a federation has to remember between two rounds."""
+    text = {"server": server_state(federation.server, tensors), "memory": []}
+    for i, crew in enumerate(federation.fleet.crews):
+        tensors[f"rows/{i}"] = crew.rows
+    for ids, memory in federation.memory.items():
+        text["memory"].append([list(ids), to_plain(memory, tensors)])
+    return text
+
+
+def restore_federation(federation: Federation, tensors: Mapping[str, Tensor], text: Mapping[str, Any]) -> None:
+    """Put a federation, made from the same scenario, method and seed, where `federation_state` left it."""
+    changed = federation.fleet.changes(text["server"]["round"])
+    if changed:
+        federation.server.declare(changed)
+    restore_server(federation.server, tensors, text["server"])
+    for i, crew in enumerate(federation.fleet.crews):
+        rows = tensors.get(f"rows/{i}")
+        if rows is None or rows.shape != crew.rows.shape:
+            raise Damaged("the checkpoint is of other models than the scenario now has; it was left as it is")
+        crew.rows.copy_(rows)
+    for ids, memory in text["memory"]:
+        federation.memory[tuple(ids)] = from_plain(memory, tensors)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or as it was before, whatever happens."""
+    new = path.with_name(path.name + ".new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], text: Mapping[str, Any]) -> None:
+    """Write a checkpoint: first the tensors under a new name, then `state.json`, which names them; then tidy up."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"round-{text['server']['round']:06d}.safetensors"
+    new = folder / (name + ".new")
+    try:
+        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, new)
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        new.replace(folder / name)
+        write_text(folder / _STATE, json.dumps({**text, "tensors": name, "sha256": digest}))
+    except SafetensorError as error:
+        raise OSError(f"{new}: {error}") from error
+    finally:
+        new.unlink(missing_ok=True)
+    for old in folder.glob("round-*.safetensors*"):
+        if old.name != name:
+            old.unlink()
+
+
+def load(folder: Path) -> tuple[Tensors, dict[str, Any]] | None:
+    """Read the checkpoint of a folder; None where there is none yet; a damaged one is refused."""
+    if not (folder / _STATE).is_file():
+        return None
+    try:
+        text: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        path = folder / text["tensors"]
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != text["sha256"]:
+            raise Damaged(f"{path} was changed since it was written (its checksum differs); it was left as it is")
+        return load_file(path), text
+    except Damaged:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise Damaged(f"{folder} holds no checkpoint that can be read ({error}); it was left as it is") from error
