@@ -29,7 +29,7 @@ PALETTE = (
 )
 FILLS = " ░╱·+:"  # when the colours come round again, the cloth gets a pattern
 BLANK, MIXED = -1, -2
-NARROWEST, READABLE, WIDEST = 3, 7, 12  # columns of a cell
+NARROWEST, READABLE, WIDEST = 3, 7, 14  # columns of a cell
 
 Cells = tuple[int, ...]  # the group of one client in each unit
 

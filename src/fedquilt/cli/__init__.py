@@ -1,0 +1,105 @@
+"""The command line. Each command is a small module; what is heavy is imported when a command runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated
+
+import click
+import typer
+
+from fedquilt.cli import catalogue, compare, data, demo, run
+from fedquilt.cli.options import ManyWords
+from fedquilt.cli.speak import Refused, complain, out, say_warnings
+
+_TWICE = re.compile(r"( Did you mean [^?]*\?)\1")  # newer versions of click and typer both suggest
+
+app = typer.Typer(
+    name="fedquilt",
+    help="Personalised federated learning among clients that differ. Start with: fedquilt demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("demo")(demo.demo)
+app.command("run", cls=ManyWords)(run.run)
+app.command("compare", cls=ManyWords)(compare.compare)
+app.command("list")(catalogue.list_)
+app.add_typer(data.app, name="data")
+
+
+@app.command(
+    "deploy",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+)
+def deploy(context: typer.Context) -> int:
+    """The same methods on a real network, on Flower: fedquilt deploy --help"""
+    try:
+        commands = import_module("fedquilt.deploy.cli")
+    except ModuleNotFoundError as error:
+        raise Refused(f"fedquilt deploy needs '{error.name}': pip install 'fedquilt[deploy]'") from error
+    inner = typer.main.get_command(commands.deploy_app)
+    return int(inner.main(args=context.args, prog_name="fedquilt deploy", standalone_mode=False) or 0)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from fedquilt import __version__
+
+        out.print(f"fedquilt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from. Works anywhere.")] = False,
+) -> None:
+    """Options before the command."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command; what goes wrong is one red sentence and the exit code 2, with --debug also a traceback."""
+    words = list(sys.argv[1:] if words is None else words)
+    debug = "--debug" in words
+    say_warnings()
+    try:
+        rest = [word for word in words if word != "--debug"]
+        return int(typer.main.get_command(app).main(args=rest, prog_name="fedquilt", standalone_mode=False) or 0)
+    except (KeyboardInterrupt, click.Abort):
+        complain("stopped")
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as in `fedquilt list methods | head`
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        complain(_sentence(error))
+        return 2 if _is_expected(error) else 1
+
+
+def _is_expected(error: Exception) -> bool:
+    """Whether an error says what the user can do about it."""
+    return isinstance(error, (click.ClickException, ValueError, LookupError, OSError, ImportError))
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, click.ClickException):
+        return _TWICE.sub(r"\1", error.format_message())
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if _is_expected(error):
+        return text or type(error).__name__
+    return f"unexpected {type(error).__name__}: {text} (--debug shows where)"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

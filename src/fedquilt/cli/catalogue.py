@@ -1,0 +1,119 @@
+"""`fedquilt list ...`: what there is, by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from fedquilt.cli import options as opt
+from fedquilt.cli.speak import Refused, did_you_mean, out, print_json
+
+Entry = dict[str, Any]
+
+
+def first_line(thing: object) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def entries(known: Iterable[tuple[str, Callable[..., Any]]], with_settings: bool = True) -> list[Entry]:
+    """Name, first line and settings of things that can be made."""
+    from fedquilt.cli.settings import shelf_of
+
+    made = []
+    for name, thing in known:
+        entry: Entry = {"name": name, "about": first_line(thing)}
+        if with_settings:
+            shelf = shelf_of(thing)
+            entry["settings"] = {key: shelf.defaults.get(key) for key in shelf.hints}
+        made.append(entry)
+    return made
+
+
+def methods() -> list[Entry]:
+    """Every method and its settings."""
+    from fedquilt.methods import METHODS
+
+    return entries(METHODS.items())
+
+
+def scenarios() -> list[Entry]:
+    """Every scenario and its settings."""
+    from fedquilt.scenarios import SCENARIOS
+
+    return entries(SCENARIOS.items())
+
+
+def models() -> list[Entry]:
+    """Every network."""
+    from fedquilt.models import MODELS
+
+    return entries(MODELS.items(), with_settings=False)
+
+
+def readouts() -> list[Entry]:
+    """Every way to predict."""
+    from fedquilt.readouts import READOUTS
+
+    return entries(READOUTS.items())
+
+
+def merges() -> list[Entry]:
+    """Every way copies become one."""
+    from fedquilt.sharing import MERGES
+
+    return entries(MERGES.items())
+
+
+KINDS: dict[str, Callable[[], list[Entry]]] = {
+    "methods": methods, "scenarios": scenarios, "models": models, "readouts": readouts, "merges": merges,
+}  # fmt: skip
+Kind = Annotated[str, typer.Argument(metavar="KIND", help="methods, scenarios, models, readouts, merges or data.")]
+
+
+def list_(kind: Kind, json: opt.AsJson = False) -> None:
+    """What there is: methods, scenarios, models, readouts, merges or data."""
+    if kind == "data":
+        from fedquilt.cli.data import list_data
+
+        list_data(None, json)
+        return
+    if kind not in KINDS:
+        raise Refused(did_you_mean(kind, [*KINDS, "data"], "list of"))
+    found = KINDS[kind]()
+    if json:
+        print_json([{**entry, "settings": _plain(entry.get("settings", {}))} for entry in found])
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for entry in found:
+        text = Text(entry["about"])
+        if entry.get("settings"):
+            settings = " ".join(f"{key}={shown(value)}" for key, value in entry["settings"].items())
+            text.append(f"\n{settings}", style="dim")
+        table.add_row(Text(entry["name"]), text)
+    out.print(table)
+
+
+def shown(value: Any) -> str:
+    """A default as `--set` takes it.
+
+    >>> shown((0.5, 0.75)), shown(None), shown(True), shown({"operation": "cohort"})
+    ('0.5,0.75', 'none', 'true', 'operation:cohort')
+    """
+    if isinstance(value, dict):
+        return ",".join(f"{key}:{shown(entry)}" for key, entry in value.items())
+    if isinstance(value, (tuple, list)):
+        return ",".join(shown(entry) for entry in value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    simple = (bool, int, float, str, tuple, list, dict)
+    return {key: value if value is None or isinstance(value, simple) else str(value) for key, value in settings.items()}

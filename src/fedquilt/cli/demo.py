@@ -1,0 +1,81 @@
+"""`fedquilt demo`: five methods side by side on handwritten digits, and a plan to look at."""
+
+from __future__ import annotations
+
+import typer
+
+from fedquilt.cli import options as opt
+from fedquilt.cli.board import Board, Outcome, Stopped
+from fedquilt.cli.order import Choices, take_order
+from fedquilt.cli.speak import note, out, print_json
+from fedquilt.cli.tables import summary_table, what_it_says
+
+METHODS = ("local", "fedavg", "fedprox", "fedper", "modfl")
+EXPLAINED = (
+    "[bold]What you are looking at.[/bold] 24 clients read handwritten digits. Half of them (gen2) see 8 x 8 pixels, "
+    "half (gen1) only 4 x 4; each of four cohorts knows 6 of the 10 digits; a client has about 37 samples. "
+    "The table sets four federations against the same clients training alone (local). The quilt is ModFL's plan: a row "
+    "a client, a column a unit of its model. The unit that looks at pixels is shared among clients with the same "
+    "sensor, the unit that names digits among clients of the same cohort; so a client learns from two circles at once."
+)
+NEXT = (
+    ("fedquilt run digits modfl --set renamed=2", "cohorts that disagree about names"),
+    ("fedquilt compare digits fedavg modfl --seeds 3", "is the difference real?"),
+    ("fedquilt run examples/own_clients.py fedper", "clients of your own"),
+    ("fedquilt list methods", "or scenarios, models, readouts, data"),
+)
+
+
+def demo(
+    rounds: opt.Rounds = None,
+    seed: opt.Seed = 0,
+    device: opt.Device = "auto",
+    engine: opt.Engine = "vectorised",
+    json: opt.AsJson = False,
+) -> None:
+    """Five methods side by side on handwritten digits, in under a minute, and the quilt of who shares what."""
+    choices = Choices(rounds, device=device, engine=engine, evaluate_every=2, seeds=(seed,))
+    order = take_order("digits", METHODS, choices)
+    scenario = order.scenario(seed)
+    outcomes: list[Outcome] = []
+    with Board() as board:
+        for method in order.methods:
+            try:
+                outcome = board.run(order, scenario, method, seed, method.name, readouts=("received",))
+            except Stopped:
+                if not outcomes:
+                    raise
+                break
+            outcome.run.alone = outcomes[0].run if outcomes else None
+            outcomes.append(outcome)
+            if not outcome.finished:
+                break
+    stopped = len(outcomes) < len(METHODS) or not outcomes[-1].finished
+    if json:
+        print_json({"finished": not stopped, "summaries": [outcome.summary for outcome in outcomes]})
+        return
+    show(outcomes, stopped)
+    if stopped:
+        raise typer.Exit(130)
+
+
+def show(outcomes: list[Outcome], stopped: bool) -> None:
+    """The table, and of a demo that went to its end also the quilt and what to make of both."""
+    from fedquilt.report.quilt import Quilt
+
+    last = outcomes[-1].run
+    if stopped:
+        note("stopped; this is what was reached")
+    shown = [outcome.summary for outcome in outcomes]
+    out.print(summary_table(shown))
+    out.print()
+    out.print(what_it_says(shown[0]), style="dim")
+    if stopped:
+        return
+    out.print()
+    out.print(Quilt(last.plan, [client.name for client in last.federation.scenario.clients]))
+    out.print()
+    out.print(EXPLAINED, width=min(out.width, 100))
+    out.print("\n[bold]What to try next.[/bold]")
+    for command, why in NEXT:
+        out.print(f"  {command:<48} [dim]{why}[/dim]", soft_wrap=True)

@@ -1,0 +1,46 @@
+"""The options that several commands share, and the command class that takes many words after one option."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import click
+import typer
+from typer.core import TyperCommand
+
+from fedquilt.cli.settings import spread
+
+
+class ManyWords(TyperCommand):
+    """A command whose `--set` takes several settings."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args))
+
+
+Scenario = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="A name (fedquilt list scenarios), or path/to/file.py:function.")
+]
+MethodName = Annotated[str, typer.Argument(metavar="METHOD", help="A name (fedquilt list methods).")]
+Methods = Annotated[list[str], typer.Argument(metavar="METHOD...", help="Names (fedquilt list methods).")]
+Rounds = Annotated[
+    int | None, typer.Option("--rounds", "-r", metavar="N", help="Rounds; the scenario says how many otherwise.")
+]
+Seed = Annotated[int, typer.Option("--seed", "-s", metavar="N", help="Everything random follows from it.")]
+Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds, counted on from --seed.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE...", help="Settings of the scenario, the method, training or the merge."),
+]
+Readouts = Annotated[
+    str | None, typer.Option("--readouts", metavar="NAME,...", help="Ways to predict (fedquilt list readouts).")
+]
+Merge = Annotated[str, typer.Option("--merge", metavar="NAME", help="How copies become one (fedquilt list merges).")]
+Device = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")]
+Engine = Annotated[str, typer.Option("--engine", metavar="NAME", help="auto, vectorised, parallel or sequential.")]
+AtOnce = Annotated[
+    int | None, typer.Option("--clients-at-once", metavar="N", help="Clients stacked at once; found out otherwise.")
+]
+Every = Annotated[int, typer.Option("--evaluate-every", metavar="N", help="Measure every N rounds, and at the end.")]
+Alone = Annotated[bool, typer.Option("--alone/--no-alone", help="Train the clients alone too: the bar to clear.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on standard output, for machines.")]

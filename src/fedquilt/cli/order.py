@@ -1,0 +1,128 @@
+"""What the user ordered, checked to the last word before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from fedquilt.cli.scenario import Source, find
+from fedquilt.cli.settings import Shelf, convert, route, shelf_of
+from fedquilt.cli.speak import Refused, did_you_mean
+
+if TYPE_CHECKING:
+    from fedquilt.methods import Method
+    from fedquilt.readouts import Readout
+    from fedquilt.scenario import Scenario
+    from fedquilt.sharing import Rule
+
+# settings of training that make sense or not only together with others, which a scenario may bring
+_TOGETHER = ("optimiser", "momentum", "nesterov", "betas")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The options that every command that runs something has."""
+
+    rounds: int | None = None
+    settings: Sequence[str] = ()
+    readouts: str | None = None
+    merge: str = "mean"
+    device: str = "auto"
+    engine: str = "auto"
+    clients_at_once: int | None = None
+    evaluate_every: int = 1
+    seeds: Sequence[int] = (0,)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A scenario, methods, and how to run them; `scenario(seed)` builds the clients of a seed."""
+
+    source: Source
+    methods: tuple[Method, ...]
+    scenario_settings: Mapping[str, Any]
+    training: Mapping[str, Any]
+    readouts: tuple[Readout, ...]
+    rule: Rule
+    choices: Choices
+
+    def scenario(self, seed: int) -> Scenario:
+        """The scenario of a seed, its training settings overridden and checked."""
+        made = self.source.build(seed, self.scenario_settings)
+        return replace(made, training=made.training.but(self.training))
+
+
+def take_order(scenario: str, methods: Sequence[str], choices: Choices) -> Order:
+    """Check everything the user wrote; the first thing that is wrong is refused with a sentence."""
+    from fedquilt.methods import METHODS
+    from fedquilt.run import make_method, make_readouts
+    from fedquilt.sharing import MERGES
+    from fedquilt.training.settings import Training
+
+    for name in methods:
+        if name not in METHODS:
+            raise Refused(did_you_mean(name, METHODS, "method"))
+    twice = [name for at, name in enumerate(methods) if name in methods[:at]]
+    if twice:
+        raise Refused(f"the method '{twice[0]}' is named twice; once is enough")
+    if choices.merge not in MERGES:
+        raise Refused(did_you_mean(choices.merge, MERGES, "merge"))
+    check_hardware(choices)
+    source = find(scenario)
+    shelves = {
+        "scenario": shelf_of(source.builder),
+        "training": shelf_of(Training),
+        "merge": shelf_of(MERGES[choices.merge]),
+    }
+    rounds, words = _rounds(choices, shelves["training"])
+    own = {name: shelf_of(METHODS[name]) for name in methods}
+    placed = route(words, {**shelves, **own}, methods)
+    if rounds is not None:
+        placed["training"]["rounds"] = rounds
+        if "rounds" in shelves["scenario"].hints:  # a scenario whose data are a stream over the rounds
+            placed["scenario"].setdefault("rounds", rounds)
+    for key, value in placed["training"].items():
+        if key not in _TOGETHER:
+            Training().but({key: value})
+    return Order(
+        source,
+        tuple(make_method(name, placed[name]) for name in methods),
+        placed["scenario"],
+        placed["training"],
+        make_readouts(_words(choices.readouts) or ("received", "adapted")),
+        MERGES[choices.merge](**placed["merge"]),
+        choices,
+    )
+
+
+def check_hardware(choices: Choices) -> None:
+    """Refuse a device or an engine that is not there, and numbers that make no sense."""
+    from fedquilt.federation import pick_device
+    from fedquilt.training.choose import ENGINES
+
+    if choices.engine not in ("auto", *ENGINES):
+        raise Refused(did_you_mean(choices.engine, ("auto", *ENGINES), "engine"))
+    try:
+        pick_device(choices.device)
+    except RuntimeError:
+        raise Refused(f"there is no device '{choices.device}'; take auto, cpu or cuda") from None
+    if min(choices.seeds, default=0) < 0 or not choices.seeds:
+        raise Refused("seeds are whole numbers from 0 on, and there must be at least one")
+    if choices.clients_at_once is not None and choices.clients_at_once < 1:
+        raise Refused(f"--clients-at-once {choices.clients_at_once}: give at least 1")
+    if choices.evaluate_every < 1:
+        raise Refused(f"--evaluate-every {choices.evaluate_every}: give at least 1")
+
+
+def _rounds(choices: Choices, training: Shelf) -> tuple[int | None, list[str]]:
+    """The rounds, whether said as `--rounds` or as a setting, and the other settings."""
+    said = [word.partition("=")[2] for word in choices.settings if word.startswith("rounds=")]
+    words = [word for word in choices.settings if not word.startswith("rounds=")]
+    if said and choices.rounds is not None:
+        raise Refused(f"--rounds {choices.rounds} and --set rounds={said[-1]} are both given; give one of them")
+    return (convert(said[-1], training.hints["rounds"], "rounds") if said else choices.rounds), words
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()

@@ -1,0 +1,182 @@
+"""Settings as words: `clients=18 lr=0.05 by.head=cohort` becomes values, each for the part that knows its name.
+
+A key belongs to the scenario, to training, to the merge or to a method. Where two of them know it, it has to be said
+which is meant: `training.share=0.5`, `fedprox.mu=0.1`.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections.abc
+import inspect
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fedquilt.cli.speak import Refused, did_you_mean
+
+MANY = ("--set", "--sweep")  # options that take several words
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def spread(words: Sequence[str]) -> list[str]:
+    """Several settings after one `--set`, each with a `--set` of its own.
+
+    >>> spread(["run", "digits", "--set", "clients=8", "noise=0.2", "--json"])
+    ['run', 'digits', '--set', 'clients=8', '--set', 'noise=0.2', '--json']
+    """
+    found: list[str] = []
+    option: str | None = None
+    for word in words:
+        if option is not None and "=" in word and not word.startswith("-") and found[-1] != option:
+            found.append(option)
+        elif "=" not in word or word.startswith("-"):
+            option = word if word in MANY else None
+        found.append(word)
+    return found
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The settings one part of the work knows: their types and their defaults."""
+
+    hints: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def shelf_of(thing: Callable[..., Any], without: Sequence[str] = ("seed",)) -> Shelf:
+    """The settings of a function or a dataclass.
+
+    >>> from fedquilt.training.settings import Training
+    >>> shelf_of(Training).hints["lr"]
+    <class 'float'>
+    """
+    parameters = inspect.signature(thing).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in without]
+    try:
+        told = get_type_hints(thing)
+    except (NameError, TypeError):  # a user's annotations may name what is not there when the program runs
+        told = {}
+    defaults = {p.name: p.default for p in named if p.default is not p.empty}
+    for key, value in getattr(thing, "__dataclass_fields__", {}).items():
+        if callable(value.default_factory):
+            defaults[key] = value.default_factory()
+    guesses = {p.name: Any if defaults.get(p.name) is None else type(defaults[p.name]) for p in named}
+    return Shelf({p.name: told.get(p.name, guesses[p.name]) for p in named}, defaults)
+
+
+def route(words: Sequence[str], shelves: Mapping[str, Shelf], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each setting, as a value, on the shelf of the part it is for; `methods` names the shelves that are methods.
+
+    >>> shelves = {"scenario": Shelf({"clients": int}), "fedprox": Shelf({"mu": float})}
+    >>> route(["clients=8", "mu=0.1"], shelves, ["fedprox"])
+    {'scenario': {'clients': 8}, 'fedprox': {'mu': 0.1}}
+    """
+    placed: dict[str, dict[str, Any]] = {name: {} for name in shelves}
+    for word in words:
+        path, equals, text = word.partition("=")
+        if not equals or not path or not text:
+            raise Refused(f"'{word}' is not a setting; write key=value, as in --set lr=0.05")
+        owners, key, inner = _owners(path.split("."), shelves, methods)
+        for owner in owners:
+            shelf = shelves[owner]
+            if inner is None:
+                placed[owner][key] = convert(text, shelf.hints[key], path)
+            else:
+                so_far = placed[owner].get(key, shelf.defaults.get(key))
+                entry = {inner: convert(text, _inside(shelf.hints[key], path), path)}
+                placed[owner][key] = {**(so_far if isinstance(so_far, Mapping) else {}), **entry}
+    return placed
+
+
+def _owners(
+    path: list[str], shelves: Mapping[str, Shelf], methods: Sequence[str]
+) -> tuple[list[str], str, str | None]:
+    """Which shelves a dotted key is for, the key there, and the entry of a mapping where one is named."""
+    groups = {**{name: [name] for name in shelves}, "method": list(methods)}
+    if path[0] in groups and len(path) > 1:
+        within, path = groups[path[0]], path[1:]
+    else:
+        within = list(shelves)
+    if len(path) > 2:
+        raise Refused(f"'{'.'.join(path)}' has too many dots; a setting is key=value or key.entry=value")
+    key, inner = path[0], path[1] if len(path) == 2 else None
+    owners = [name for name in within if key in shelves[name].hints]
+    if not owners:
+        known = dict.fromkeys(k for name in within for k in shelves[name].hints)
+        raise Refused(did_you_mean(key, known, "setting"))
+    kinds = {"method" if name in methods else name for name in owners}
+    if len(kinds) > 1:
+        ways = " or ".join(f"{name}.{key}=..." for name in owners)
+        raise Refused(f"'{key}' is a setting of more than one part: say {ways}")
+    return owners, key, inner
+
+
+def convert(text: str, hint: Any, key: str) -> Any:
+    """A word as a value of a type.
+
+    >>> convert("0.5,0.75", tuple[float, ...], "decay_at"), convert("none", int | None, "width")
+    ((0.5, 0.75), None)
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _any_of(text, inner, key)
+    if origin is Literal:
+        if text not in inner:
+            raise Refused(did_you_mean(text, [str(word) for word in inner], f"value of {key}"))
+        return text
+    if isinstance(origin, type) and issubclass(origin, collections.abc.Mapping):
+        raise Refused(f"{key} has several entries: set one at a time, as in {key}.name=value")
+    if isinstance(origin, type) and issubclass(origin, collections.abc.Sequence):
+        parts = text.strip("()[]").split(",")
+        each = list(inner) if origin is tuple and ... not in inner else [inner[0]] * len(parts)
+        if len(each) != len(parts):
+            raise Refused(f"{key}={text} has {len(parts)} values; give {len(each)}, with commas between them")
+        made = [convert(part.strip(), kind, key) for part, kind in zip(parts, each, strict=True)]
+        return made if origin is list else tuple(made)
+    return _plain(text, hint, key)
+
+
+def _any_of(text: str, kinds: Sequence[Any], key: str) -> Any:
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    trouble: Refused | None = None
+    # text takes anything, so it is tried last
+    for kind in sorted((k for k in kinds if k is not type(None)), key=lambda kind: kind is str):
+        try:
+            return convert(text, kind, key)
+        except Refused as refused:
+            trouble = trouble or refused
+    raise trouble or Refused(f"{key}={text} cannot be read")
+
+
+def _plain(text: str, hint: Any, key: str) -> Any:
+    if hint is bool:
+        if text.lower() not in _BOOLEANS:
+            raise Refused(f"{key}={text} must be true or false")
+        return _BOOLEANS[text.lower()]
+    if hint in (int, float):
+        try:
+            number = hint(text)
+        except ValueError:
+            raise Refused(f"{key}={text} must be a {'whole number' if hint is int else 'number'}") from None
+        if not math.isfinite(number):
+            raise Refused(f"{key}={text} must be finite")
+        return number
+    if hint is str:
+        return text
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _inside(hint: Any, path: str) -> Any:
+    """The type of a mapping's entries."""
+    for kind in (hint, *get_args(hint)):
+        origin = get_origin(kind) or kind
+        if isinstance(origin, type) and issubclass(origin, collections.abc.Mapping):
+            return (get_args(kind) or (str, Any))[1]
+    raise Refused(f"'{path}' names an entry, but {path.rpartition('.')[0]} is a single value; write key=value")

@@ -1,0 +1,64 @@
+"""What the command line says: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class Refused(ValueError):
+    """Something the user asked for that cannot be done, as a sentence."""
+
+
+def did_you_mean(wrong: str, known: Iterable[str], what: str) -> str:
+    """A sentence about a name nobody knows, with the nearest one.
+
+    >>> did_you_mean("fedavgg", ["fedavg", "local"], "method")
+    "there is no method 'fedavgg'; did you mean 'fedavg'?"
+    >>> did_you_mean("x", [], "setting")
+    "there is no setting 'x'; there are none here"
+    """
+    names = list(known)
+    near = difflib.get_close_matches(wrong.lower(), names, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names) or 'none here'}"
+    return f"there is no {what} '{wrong}'; {hint}"
+
+
+def complain(sentence: str) -> None:
+    """One red sentence."""
+    err.print(Text(sentence.strip(), style="red"), soft_wrap=True)
+
+
+def note(sentence: str) -> None:
+    """Something worth knowing, on standard error."""
+    err.print(Text(sentence.strip(), style="yellow"), soft_wrap=True)
+
+
+def say_warnings() -> None:
+    """Warnings as sentences, each once, instead of source lines."""
+    warnings.showwarning = lambda message, *_, **__: note(str(message))
+    warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.simplefilter("ignore", FutureWarning)
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on standard output; what is not a number is null."""
+    print(json.dumps(_finite(value), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

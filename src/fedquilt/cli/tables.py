@@ -1,0 +1,75 @@
+"""Summaries of runs as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+Summary = Mapping[str, Any]
+
+
+def percent(value: float | None, sign: bool = False) -> str:
+    """A share in per cent.
+
+    >>> percent(0.849), percent(0.06, sign=True), percent(None)
+    ('84.9', '+6.0', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{100 * value:+.1f}" if sign else f"{100 * value:.1f}"
+
+
+def megabytes(value: float) -> str:
+    """Megabytes to three digits.
+
+    >>> megabytes(0), megabytes(0.0123), megabytes(15.241), megabytes(1234.5)
+    ('0', '0.0123', '15.2', '1,234')
+    """
+    return f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.3g}"
+
+
+def summary_table(summaries: Sequence[Summary]) -> Table:
+    """A row a run: accuracy with its spread over clients, worst decile, gain over alone, megabytes, seconds.
+
+    The best mean is bold.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    with_gain = any(s.get("gain_over_alone") is not None for s in summaries)
+    table.add_column("method")
+    table.add_column("accuracy %", justify="right")
+    table.add_column("worst\ndecile %", justify="right")
+    if with_gain:
+        table.add_column("gain over\nalone", justify="right")
+        table.add_column("clients\ngaining", justify="right")
+    table.add_column("MB\nup", justify="right")
+    table.add_column("MB\ndown", justify="right")
+    table.add_column("seconds", justify="right")
+    best = max((s["accuracy_mean"] for s in summaries if s["accuracy_mean"] is not None), default=None)
+    for s in summaries:
+        score = s["accuracy_mean"]
+        shown = "–" if score is None else f"{percent(score)} ± {percent(s['accuracy_std']):>4}"
+        cells = [s["method"], shown, percent(s.get("accuracy_worst_decile"))]
+        if with_gain:
+            of_all = s.get("share_gaining")
+            alone = s["method"] == "local"
+            cells.append("–" if alone else percent(s.get("gain_over_alone"), sign=True))
+            cells.append("–" if alone or of_all is None else f"{100 * of_all:.0f} %")
+        cells += [megabytes(s["megabytes_up"]), megabytes(s["megabytes_down"]), f"{s['seconds']:.1f}"]
+        table.add_row(*(Text(cell) for cell in cells), style="bold" if score == best and len(summaries) > 1 else "")
+    return table
+
+
+def what_it_says(summary: Summary) -> str:
+    """Which numbers these are: read-out, split, round, clients.
+
+    >>> s = {"readout": "received", "split": "test", "rounds": 20, "clients": 24}
+    >>> what_it_says(s)
+    "Accuracy on test data after round 20, read-out 'received': mean ± standard deviation over 24 clients."
+    """
+    return (
+        f"Accuracy on {summary['split']} data after round {summary['rounds']}, read-out '{summary['readout']}': "
+        f"mean ± standard deviation over {summary['clients']} clients."
+    )
