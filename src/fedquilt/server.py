@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedquilt.messages import Block, Down, Member, Roster, Sent, Up
 from fedquilt.methods.base import Method, State
-from fedquilt.sharing import AnyUnit, Plan, Rule, Traffic, inherit, mean, merge_unit, traffic
+from fedquilt.sharing import AnyUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, merge_unit, traffic
 from fedquilt.stacks import Signature
 
 Key = tuple[str, Signature]  # a unit in one of the shapes it comes in
@@ -122,10 +122,12 @@ class Server:
         self.state, plan = self.method.next(self.state, self.plan, sent, self.roster)
         if plan is not self.plan and plan != self.plan:
             plan.check(self.roster.signatures(), self.roster.names)
-            self._rearrange(plan)
+            self._rearrange(plan, self.roster)
         self.plan = plan
+        refused = torch.zeros_like(self.refused)
         for shelf in list(self.shelves):
-            self._merge_shelf(shelf, ups)
+            self._merge_shelf(shelf, ups, refused)
+        self.refused += refused > 0  # one update, however many of its units are bad
         self.round += 1
 
     def held(self, unit: str, ids: Tensor) -> Tensor:
@@ -134,7 +136,8 @@ class Server:
         for shelf in self.shelves:
             if key in shelf.keys:
                 return shelf.column(key)[shelf.plan.row[ids].to(self.device)]
-        raise KeyError(f"unit '{unit}' is in no circle of client '{self.roster.names[int(ids[0])]}', so no value is held")
+        name = self.roster.names[int(ids[0])]
+        raise KeyError(f"unit '{unit}' is in no circle of client '{name}', so no value is held")
 
     def traffic(self, participants: Sequence[int]) -> Traffic:
         """What the coming round moves, from the plan alone."""
@@ -149,7 +152,7 @@ class Server:
         self.state, plan = self.method.declared(self.state, self.plan, before, self.roster)
         if plan != self.plan or self.roster.signatures() != before.signatures():
             plan.check(self.roster.signatures(), self.roster.names)
-            self._rearrange(plan)
+            self._rearrange(plan, before)
         self.plan = plan
 
     def _declared(self) -> None:
@@ -158,7 +161,7 @@ class Server:
 
     # --- values ----------------------------------------------------------------------------------------------------
 
-    def _merge_shelf(self, shelf: Shelf, ups: Sequence[Up]) -> None:
+    def _merge_shelf(self, shelf: Shelf, ups: Sequence[Up], refused: Tensor) -> None:
         """Merge all units of a shelf at once where all came together from everyone, else one by one."""
         whole = [self._part(up, shelf.keys) for up in ups]
         together = all(part is not None or not self._any(up, shelf.keys) for part, up in zip(whole, ups, strict=True))
@@ -167,7 +170,7 @@ class Server:
             singles = [shelf.single(key) for key in shelf.keys]
             self.shelves += singles
             for single in singles:
-                self._merge_shelf(single, ups)
+                self._merge_shelf(single, ups, refused)
             return
         parts = [part for part in whole if part is not None]
         if not parts:
@@ -176,7 +179,7 @@ class Server:
         shelf.value.copy_(merged.onto(shelf.value))
         shelf.known |= merged.heard
         ids = torch.cat([ids for ids, _ in parts]).to(self.device, non_blocking=True)
-        self.refused.index_add_(0, ids, merged.refused.long())
+        refused.index_add_(0, ids, merged.refused.long())
 
     def _part(self, up: Up, keys: Sequence[Key]) -> tuple[Tensor, Tensor] | None:
         has = self.roster.members[up.ids[0]].units
@@ -188,34 +191,35 @@ class Server:
         return any(self._part(up, (key,)) is not None for key in keys)
 
     def _arrange(self, plan: Plan) -> list[Shelf]:
-        """Empty shelves for a plan: units that are planned alike lie together, shape by shape."""
+        """Empty shelves for a plan: units that are planned alike and that the same clients have lie together.
+
+        So a unit of some shape lies on one shelf only, and whoever has one unit of a shelf has all of them.
+        """
         signatures = self.roster.signatures()
         shelves = []
         for unit_plan, units in plan.alike:
             if unit_plan.count == 0:
                 continue
-            shapes: dict[tuple[Signature | None, ...], None] = {}
-            for i in range(len(self.roster)):
-                shapes.setdefault(tuple(signatures[unit][i] for unit in units))
-            together = [shape for shape in shapes if None not in shape]
-            apart = {
-                (unit, s)
-                for shape in shapes
-                for unit, s in zip(units, shape, strict=True)
-                if s is not None and shape not in together
-            }
-            groups = [tuple(zip(units, shape, strict=True)) for shape in together]
-            groups += [(key,) for key in sorted(apart, key=repr) if not any(key in group for group in groups)]
-            for keys in groups:
-                named = tuple((unit, signature) for unit, signature in keys if signature is not None)
-                size = sum(_size(signature) for _, signature in named)
+            owners: dict[Key, list[int]] = {}
+            for unit in units:
+                for i, signature in enumerate(signatures[unit]):
+                    if signature is not None:
+                        owners.setdefault((unit, signature), []).append(i)
+            groups: dict[tuple[int, ...], list[Key]] = {}
+            for key, ids in owners.items():
+                groups.setdefault(tuple(ids), []).append(key)
+            for keys in groups.values():
+                size = sum(_size(signature) for _, signature in keys)
                 value = torch.zeros(unit_plan.count, size, device=self.device)
                 known = torch.zeros(unit_plan.count, dtype=torch.bool, device=self.device)
-                shelves.append(Shelf(unit_plan, named, value, known))
+                shelves.append(Shelf(unit_plan, tuple(keys), value, known))
         return shelves
 
-    def _rearrange(self, plan: Plan) -> None:
-        """Shelves for a new plan, filled with what the old ones held: a circle that goes on keeps its value."""
+    def _rearrange(self, plan: Plan, roster: Roster) -> None:
+        """Shelves for a new plan, filled with what the old ones held for the roster of then.
+
+        A circle that goes on keeps its value; one that nobody has been heard in has none.
+        """
         old = {key: shelf for shelf in self.shelves for key in shelf.keys}
         shelves: list[Shelf] = []
         for shelf in self._arrange(plan):
@@ -225,8 +229,9 @@ class Server:
                 if before is not None:
                     rows = inherit(shelf.plan, before.plan).to(self.device)
                     row = rows.clamp(min=0)
-                    single.known = (rows >= 0) & before.known[row]
+                    single.known = (rows >= 0) & (before.known & _owned(before.plan, key, roster).to(self.device))[row]
                     single.value = torch.where(single.known[:, None], before.column(key)[row], 0.0)
+                single.known |= ~_owned(shelf.plan, key, self.roster).to(self.device)  # these rows nobody asks for
                 singles.append(single)
             if all(torch.equal(single.known, singles[0].known) for single in singles):
                 value = torch.cat([single.value for single in singles], dim=1)
@@ -234,3 +239,10 @@ class Server:
             else:
                 shelves += singles
         self.shelves = shelves
+
+
+def _owned(plan: AnyUnit, key: Key, roster: Roster) -> Tensor:
+    """(circles,) which circles have a member with a unit of this shape."""
+    has = torch.tensor([member.units.get(key[0]) == key[1] for member in roster.members])
+    inside = has & (plan.circle >= 0) if isinstance(plan, UnitPlan) else has
+    return torch.zeros(plan.count, dtype=torch.bool).index_fill_(0, plan.row[inside], True)

@@ -128,8 +128,8 @@ def install(own: Tensor, received: Tensor, pull: Tensor) -> Tensor:
 def inherit(unit: AnyUnit, older: AnyUnit) -> Tensor:
     """(C,) for each circle of a new plan, the row of the older plan's values that it starts from, or -1 for none.
 
-    A circle with the same id keeps its value. A new one (a group that split) starts from the circle most of its members
-    were in. Only read when nobody is heard in the circle.
+    A circle with the same id keeps its value, a mixture that of the same client. A new one (a group that split) starts
+    from the circle most of its members were in. Only read when nobody is heard in the circle.
 
     >>> from fedquilt.sharing.unitplan import UnitPlan
     >>> inherit(UnitPlan([0, 0, 3, 3, 4]), UnitPlan([0, 0, 0, 0, -1])).tolist()
@@ -140,8 +140,10 @@ def inherit(unit: AnyUnit, older: AnyUnit) -> Tensor:
     votes = torch.zeros(unit.count, max(1, older.count), dtype=torch.int64)
     votes.index_put_((unit.row[both], older.row[both]), torch.ones(1, dtype=torch.int64), accumulate=True)
     rows = torch.where(votes.any(1), votes.argmax(1), -1)
+    if not older.count or type(unit) is not type(older):  # ids of circles and numbers of clients are not alike
+        return rows
     same = unit.labels[:, None] == older.labels  # (C, older C)
-    return torch.where(same.any(1), same.long().argmax(1), rows) if older.count else rows
+    return torch.where(same.any(1), same.long().argmax(1), rows)
 
 
 def _has_row(unit: AnyUnit) -> Tensor:
