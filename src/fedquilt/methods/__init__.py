@@ -2,12 +2,36 @@
 
 from fedquilt.methods.base import Method, Prepared, State
 from fedquilt.methods.fedavg import FedAvg
+from fedquilt.methods.feddl import FedDL
 from fedquilt.methods.fedper import FedPer
 from fedquilt.methods.fedprox import FedProx
 from fedquilt.methods.local import Local
 from fedquilt.methods.modfl import ModFL
 from fedquilt.methods.score_sharing import ScoreSharing
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Local, FedAvg, FedProx, FedPer, ModFL, ScoreSharing)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        Local,
+        FedAvg,
+        FedProx,
+        FedPer,
+        ModFL,
+        FedDL,
+        ScoreSharing,
+    )
+}
 
-__all__ = ["METHODS", "FedAvg", "FedPer", "FedProx", "Local", "Method", "ModFL", "Prepared", "ScoreSharing", "State"]
+__all__ = [
+    "METHODS",
+    "FedAvg",
+    "FedDL",
+    "FedPer",
+    "FedProx",
+    "Local",
+    "Method",
+    "ModFL",
+    "Prepared",
+    "ScoreSharing",
+    "State",
+]

@@ -1,29 +1,183 @@
-"""ModFL: modules of one model federate with different peers (configuration by device, operation by cohort)."""
+"""ModFL (Liang, Srinivasan, Andresen 2022): the modules of one model federate with different peers.
+
+Algorithm 1: a model is a configuration module (input side) followed by an operation module (output side). The former is
+averaged over the clients of one device generation (lines 9-11), the latter over a cohort of clients that operate alike
+(lines 12-15), weighted by sample counts as in FedAvg. Cohorts are declared, or found from what is uploaded (line 12).
+
+Settled here, where the paper is silent:
+- The similarity of line 12 is the cosine between updates of operation modules, clustered with average linkage, every
+  few rounds, with hysteresis (`sharing.cluster_updates`). An update is a copy less one point for all clients: what they
+  received, the same for everyone at first, and the mean of what they received once circles differ. (Less what each
+  received itself, an update would no longer tell of the cohort: members of a circle pull its mean in all directions.)
+- Any number of modules, each with its own grouping, not only two.
+- Multi-task: modules of unlike shapes never share a circle, whatever the grouping says.
+- `by` may ask for FedDL's affinity (how alike whole models answer on common samples) in the place of cohorts.
+One device and one cohort is FedAvg; a private operation module is FedPer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
 
-from fedquilt.messages import Roster
+import torch
+from torch import nn
+
+from fedquilt.messages import Roster, Sent
 from fedquilt.methods.base import Method, State
+from fedquilt.methods.cohorts import Task, by_affinity, by_updates, nothing_known, with_newcomer
 from fedquilt.methods.fedavg import circles_of_shape
-from fedquilt.sharing import Plan, UnitPlan
+from fedquilt.sharing import Plan, UnitPlan, adjusted_rand, circles_by_trait
+from fedquilt.sharing.circles import Linkage
+from fedquilt.units import Unit, cut
+
+FOUND, AFFINITY, EVERYONE, PRIVATE = "found", "affinity", "everyone", "private"
 
 
 @dataclass(frozen=True)
 class ModFL(Method):
-    """`by` says for each module which trait its circles follow."""
+    """`by` says for each module (or pattern such as "conv*"; the first that fits holds) with whom it is shared.
+
+    Its values are the name of a trait; "found": cohorts found by clustering updates, `cohorts` of them for each task
+    (None: as many as the silhouette speaks for), in the first round and then `every` few rounds; "affinity": the same
+    from how alike models answer, grouped with `linkage`; "everyone"; "private". `split` (Algorithm 1, line 2) cuts
+    models that declare no modules: so many units at the bottom are the configuration module, the others the operation
+    module; a negative number counts from the top. A model that declares just these two is cut anew, between layers.
+    Found circles are compared with the trait `compare`.
+    """
 
     name: ClassVar[str] = "modfl"
     by: Mapping[str, str] = field(default_factory=lambda: {"configuration": "device", "operation": "cohort"})
+    split: int | None = None
+    cohorts: int | None = None
+    every: int = 2
+    hysteresis: float = 0.1
+    linkage: Linkage = "average"
+    compare: str = "cohort"
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"modfl: every={self.every} never finds cohorts; give 1 or more rounds")
+        if self.cohorts is not None and FOUND not in self.by.values():
+            raise ValueError(
+                f"modfl: cohorts={self.cohorts}, but no module has its cohorts found; say so, e.g. by.operation=found"
+            )
+        if self.cohorts is not None and self.cohorts < 2:
+            raise ValueError(f"modfl: cohorts={self.cohorts} is one circle for all: say by.operation=everyone instead")
+        if self.split == 0:
+            raise ValueError("modfl: split=0 leaves no configuration module; give a number of units, from either end")
+
+    # --- client half -----------------------------------------------------------------------------------------------
+
+    def cut(self, module: nn.Module) -> tuple[Unit, ...]:
+        units = cut(module)
+        if self.split is None:
+            return units
+        if {unit.name for unit in units} <= {"configuration", "operation"}:
+            units = _layers(module)
+        if abs(self.split) >= len(units):
+            raise ValueError(
+                f"modfl: split={self.split} leaves one module of {type(module).__name__} empty, which has {len(units)} "
+                f"units; give a number from 1 to {len(units) - 1}, or from -1 down to {1 - len(units)}"
+            )
+        parts = {"configuration": units[: self.split], "operation": units[self.split :]}
+        return tuple(
+            Unit(name, tuple(n for u in part for n in u.parameters), tuple(n for u in part for n in u.buffers))
+            for name, part in parts.items()
+        )
+
+    # --- server half -----------------------------------------------------------------------------------------------
 
     def begin(self, roster: Roster) -> tuple[State, Plan]:
-        plans = {}
+        if AFFINITY in self.by.values() and roster.common is None:
+            raise ValueError(
+                "modfl: circles by affinity compare models on samples that the server holds, and there are none; give "
+                "the scenario common=(x, y), or say 'found'"
+            )
+        known = {pattern: nothing_known(self._tasks(roster, pattern)) for pattern in self._sought}
+        state: State = {"round": 0, "known": known}
+        return state, self._plan(state, roster)
+
+    def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
+        known, due = dict(state["known"]), self._due(sent.round)
+        for pattern in self._sought:
+            tasks = self._tasks(roster, pattern)
+            if self.by[pattern] == FOUND:
+                known[pattern] = by_updates(known[pattern], tasks, sent, due, self.cohorts, self.hysteresis)
+            elif due and sent.ups and roster.common is not None:
+                who, answers = sent.probabilities(roster.common.x)
+                known[pattern] = by_affinity(known[pattern], tasks, who, answers, self.linkage)
+        state = {"round": sent.round, "known": known}
+        return state, self._plan(state, roster) if self._sought else plan
+
+    def declared(self, state: State, plan: Plan, before: Roster, roster: Roster) -> tuple[State, Plan]:
+        same = all(old.units == new.units for old, new in zip(before.members, roster.members, strict=True))
+        return (state, self._plan(state, roster)) if same else self.begin(roster)
+
+    def welcome(self, state: State, plan: Plan, roster: Roster, sent: Sent) -> tuple[State, Plan]:
+        known = {p: with_newcomer(known, self._tasks(roster, p)) for p, known in state["known"].items()}
+        state = {**state, "known": known}
+        return state, self._plan(state, roster)
+
+    def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
+        """How many cohorts were found, and how well they match the declared ones (adjusted Rand index), by module."""
+        facts: dict[str, dict[str, Any]] = {}
+        declared = circles_by_trait([member.traits.get(self.compare) for member in roster.members])
+        for pattern, known in state["known"].items():
+            circle, both = known["circle"], known["decided"] & (declared >= 0)
+            facts.setdefault("cohorts_found", {})[pattern] = len(set(circle[known["decided"]].tolist()))
+            if bool(both.any()):
+                facts.setdefault("adjusted_rand", {})[pattern] = adjusted_rand(circle[both], declared[both])
+        return facts
+
+    def _plan(self, state: State, roster: Roster) -> Plan:
+        """Lines 9-15: with whom each module is averaged. Who would not send by that, but is looked at, is asked."""
+        plans, asked = {}, {}
+        due = self._due(state["round"] + 1)
         for unit in roster.units:
-            if unit not in self.by:
-                raise ValueError(f"modfl: the module '{unit}' follows no trait; add it to `by`, e.g. by.{unit}=cohort")
-            circle = circles_of_shape(roster, unit, within=roster.trait(self.by[unit]))
+            pattern, has = self._pattern(unit), roster.has(unit)
+            how = self.by[pattern]
+            if how == PRIVATE:
+                circle = torch.full((len(roster),), -1)
+            elif how in (FOUND, AFFINITY):
+                circle = torch.where(has, state["known"][pattern]["circle"], -1)
+            else:
+                circle = circles_of_shape(roster, unit, None if how == EVERYONE else roster.trait(how))
             plans[unit] = UnitPlan(circle, roster.samples)
-        return {}, Plan(plans)
+            looked_at = torch.zeros(len(roster), dtype=torch.bool)
+            if how == FOUND:
+                looked_at |= has & (~state["known"][pattern]["decided"] | due)
+            if due and AFFINITY in self.by.values():
+                looked_at |= has
+            asked[unit] = looked_at & ~plans[unit].sends
+        return Plan(plans, asked)
+
+    def _due(self, round_: int) -> bool:
+        return (round_ - 1) % self.every == 0
+
+    @property
+    def _sought(self) -> list[str]:
+        return [pattern for pattern, how in self.by.items() if how in (FOUND, AFFINITY)]
+
+    def _pattern(self, unit: str) -> str:
+        for pattern in self.by:
+            if fnmatchcase(unit, pattern):
+                return pattern
+        raise ValueError(
+            f"modfl: the module '{unit}' is in no circle; add it to `by` (e.g. by.{unit}=cohort), or give `split`, the "
+            "number of units at the bottom that are the configuration module"
+        )
+
+    def _tasks(self, roster: Roster, pattern: str) -> list[Task]:
+        """For each client its units of a pattern with their shapes."""
+        return [tuple(pair for pair in m.units.items() if self._pattern(pair[0]) == pattern) for m in roster.members]
+
+
+def _layers(module: nn.Module) -> tuple[Unit, ...]:
+    """The units of a module layer by layer, whatever cut it declares itself."""
+    layers: dict[str, list[str]] = {}
+    for name in [*dict(module.named_parameters()), *dict(module.named_buffers())]:
+        layers.setdefault(name.rpartition(".")[0] or "model", []).append(name)
+    return cut(module, layers)

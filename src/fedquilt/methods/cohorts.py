@@ -1,0 +1,121 @@
+"""Cohorts that nobody declared: found from what clients sent of a module, and kept from one time to the next.
+
+What is known of a module's cohorts is a dict of tensors, part of a method's state: `circle` (K,), the circle of each
+client, -1 for clients without the module; `decided` (K,), whether that circle was found, or is that of the clients not
+heard yet; `first`, for each task the value that all its clients started from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedquilt.messages import Sent
+from fedquilt.sharing import affinity, circles_by_trait, cluster_updates, cosine_distance, group_by_affinity, keep_ids
+from fedquilt.sharing.circles import Linkage
+from fedquilt.stacks import Signature
+
+Known = dict[str, Any]
+Task = tuple[tuple[str, Signature], ...]  # the units of a client's module with their shapes; clients of one may share
+
+
+def nothing_known(tasks: Sequence[Task]) -> Known:
+    """Before anything was sent: clients of one task are together.
+
+    >>> nothing_known([(("head", ((2,),)),), (), (("head", ((2,),)),)])["circle"].tolist()
+    [0, -1, 0]
+    """
+    circle = circles_by_trait([repr(task) if task else None for task in tasks])
+    return {"circle": circle, "decided": torch.zeros(len(tasks), dtype=torch.bool), "first": {}}
+
+
+def with_newcomer(known: Known, tasks: Sequence[Task]) -> Known:
+    """The last of the tasks is a newcomer's: it waits, with others of its task that wait, until it is heard."""
+    circle, decided = known["circle"], known["decided"]
+    waiting = [int(circle[i]) for i, task in enumerate(tasks[:-1]) if task == tasks[-1] and not decided[i]]
+    free = next(i for i in range(len(tasks)) if i not in circle.tolist())
+    own = (waiting[0] if waiting else free) if tasks[-1] else -1
+    more = torch.tensor([own]), torch.tensor([False])
+    return {**known, "circle": torch.cat([circle, more[0]]), "decided": torch.cat([decided, more[1]])}
+
+
+def by_updates(
+    known: Known, tasks: Sequence[Task], sent: Sent, due: bool, number: int | None, hysteresis: float
+) -> Known:
+    """Cluster the clients that sent their module by their updates, task by task, where it is `due`.
+
+    An update is a copy less one point for all: the mean of what these clients received. Whoever is heard for the first
+    time when cohorts are there already started elsewhere: it joins the one that moved most in its own direction since
+    the beginning, and is clustered with the others from the next time on.
+    """
+    circle, decided, first = known["circle"].clone(), known["decided"].clone(), dict(known["first"])
+    for task in dict.fromkeys(tasks):
+        ids, copies = _copies(task, tasks, sent)
+        settled = decided & torch.tensor([other == task for other in tasks])
+        fresh = not bool(settled.any())
+        if len(ids) == 0 or (fresh and not due):
+            continue
+        if fresh:
+            first[repr(task)] = _received(task, sent, ids).mean(0).cpu()
+        late = ~decided[ids] & (not fresh)
+        if bool(late.any()):
+            begun = first[repr(task)].to(copies.device)
+            circles = sorted(set(circle[settled].tolist()))
+            one_of_each = torch.tensor([int((settled & (circle == c)).nonzero()[0]) for c in circles])
+            centres = _received(task, sent, one_of_each) - begun
+            circle[ids[late]] = circle[one_of_each][nearest(copies[late] - begun, centres)]
+        now = ids[~late]
+        if due and len(now):
+            updates = copies[~late] - _received(task, sent, now).mean(0)
+            previous = torch.full_like(now, -1) if fresh else circle[now]
+            circle[now] = cluster_updates(updates, number, previous, hysteresis, reserved=_outside(circle, now))
+        decided[ids] = True
+    return {"circle": circle, "decided": decided, "first": first}
+
+
+def by_affinity(known: Known, tasks: Sequence[Task], ids: Tensor, probabilities: Tensor, linkage: Linkage) -> Known:
+    """Group the clients `ids` by how alike their models answer, (k, samples, classes), task by task."""
+    circle, decided = known["circle"].clone(), known["decided"].clone()
+    parents = circles_by_trait([repr(task) if task else None for task in tasks])[ids]
+    groups, _ = group_by_affinity(affinity(probabilities), parents, linkage)
+    now, groups = ids[groups >= 0], groups[groups >= 0]
+    circle[now] = keep_ids(groups, torch.where(decided[now], circle[now], -1), _outside(circle, now))
+    decided[now] = True
+    return {**known, "circle": circle, "decided": decided}
+
+
+def nearest(updates: Tensor, centres: Tensor) -> Tensor:
+    """(k,) for each update (k, size) the row of the centre (c, size) with the smallest cosine distance.
+
+    >>> nearest(torch.tensor([[1.0, 0.2]]), torch.tensor([[0.0, 1.0], [3.0, 0.0]])).tolist()
+    [1]
+    """
+    return cosine_distance(torch.cat([updates, centres]))[: len(updates), len(updates) :].argmin(1)
+
+
+def _copies(task: Task, tasks: Sequence[Task], sent: Sent) -> tuple[Tensor, Tensor]:
+    """Who of a task sent its module, (k,), and their copies, (k, size)."""
+    ids, copies = [torch.zeros(0, dtype=torch.int64)], []
+    for up in sent.ups if task else ():
+        # Units of a module are planned alike, so whoever sent one of them sent all.
+        parts = [up.part([unit]) for unit, _ in task] if tasks[up.ids[0]] == task else []
+        there = [part for part in parts if part is not None]
+        if there and len(there) == len(task):
+            ids.append(there[0][0])
+            copies.append(torch.cat([value for _, value in there], 1))
+    return torch.cat(ids), torch.cat(copies) if copies else torch.zeros(0, 0)
+
+
+def _received(task: Task, sent: Sent, ids: Tensor) -> Tensor:
+    """(k, size) what clients of a task had of their module before they trained."""
+    return torch.cat([sent.received(unit, ids) for unit, _ in task], 1)
+
+
+def _outside(circle: Tensor, ids: Tensor) -> set[int]:
+    """The circles of all other clients."""
+    others = torch.ones(len(circle), dtype=torch.bool)
+    others[ids] = False
+    return set(circle[others].tolist())
