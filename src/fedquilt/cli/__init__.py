@@ -6,15 +6,15 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Annotated
 
 import click
 import typer
 
-from fedquilt.cli import catalogue, compare, data, demo, run
-from fedquilt.cli.options import ManyWords
-from fedquilt.cli.speak import Refused, complain, out, say_warnings
+from fedquilt.cli import catalogue, compare, data, demo, report, run
+from fedquilt.cli.settings import spread
+from fedquilt.cli.speak import complain, out, say_warnings
+from fedquilt.deploy.cli import deploy_app
 
 _TWICE = re.compile(r"( Did you mean [^?]*\?)\1")  # newer versions of click and typer both suggest
 
@@ -27,25 +27,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("demo")(demo.demo)
-app.command("run", cls=ManyWords)(run.run)
-app.command("compare", cls=ManyWords)(compare.compare)
+app.command("run")(run.run)
+app.command("resume")(run.resume)
+app.command("compare")(compare.compare)
+app.command("report")(report.report)
 app.command("list")(catalogue.list_)
 app.add_typer(data.app, name="data")
-
-
-@app.command(
-    "deploy",
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
-)
-def deploy(context: typer.Context) -> int:
-    """The same methods on a real network, on Flower: fedquilt deploy --help"""
-    try:
-        commands = import_module("fedquilt.deploy.cli")
-    except ModuleNotFoundError as error:
-        raise Refused(f"fedquilt deploy needs '{error.name}': pip install 'fedquilt[deploy]'") from error
-    inner = typer.main.get_command(commands.deploy_app)
-    return int(inner.main(args=context.args, prog_name="fedquilt deploy", standalone_mode=False) or 0)
+app.add_typer(deploy_app, name="deploy")
 
 
 def _version(asked: bool) -> None:
@@ -72,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     say_warnings()
     try:
-        rest = [word for word in words if word != "--debug"]
+        rest = spread([word for word in words if word != "--debug"])
         return int(typer.main.get_command(app).main(args=rest, prog_name="fedquilt", standalone_mode=False) or 0)
     except (KeyboardInterrupt, click.Abort):
         complain("stopped")

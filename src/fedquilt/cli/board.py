@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from fedquilt.cli.speak import Refused, err
 
 if TYPE_CHECKING:
     from fedquilt.cli.order import Order
-    from fedquilt.federation import Federation, RoundReport
+    from fedquilt.federation import Callback, Federation, RoundReport
     from fedquilt.methods import Method
     from fedquilt.run import Run
     from fedquilt.scenario import Scenario
@@ -42,7 +42,7 @@ class Stopped(Refused):
 class Board:
     """Progress bars on standard error, one a run: round, accuracy now and at best, megabytes, time left."""
 
-    def __init__(self, hidden: bool = False) -> None:
+    def __init__(self) -> None:
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -50,7 +50,7 @@ class Board:
             TextColumn("{task.fields[told]}"),
             TimeRemainingColumn(compact=True),
             console=err,
-            disable=hidden or not err.is_terminal,
+            disable=not err.is_terminal,
         )
 
     def __enter__(self) -> Board:
@@ -61,39 +61,62 @@ class Board:
         self.progress.stop()
 
     def run(self, order: Order, scenario: Scenario, method: Method, seed: int, label: str, **options: Any) -> Outcome:
-        """Run one method with a bar of its own; a Ctrl-C gives back the rounds that were over."""
-        from fedquilt.run import Run, run
+        """Run one method; `options` are further arguments of `fedquilt.run`, or others than the order's."""
+        from fedquilt.run import run
 
-        line = self.progress.add_task(label.ljust(10), total=scenario.training.rounds, told="")
-        kept: list[Run] = []
-        best = -math.inf
+        given: dict[str, Any] = {**order.how(), "alone": False, **options}
+        line = _Line(self.progress, label, scenario.training.rounds, alone=given["alone"] is True)
+        return self.watch(line, lambda: run(scenario, method, seed=seed, callbacks=[line], **given))
 
-        def keep(federation: Federation, report: RoundReport) -> None:
-            nonlocal best
-            if not kept:
-                kept.append(Run(federation))
-            kept[0].take(federation, report)
-            found = current(report, [method.readout, *(readout.name for readout in federation.readouts)])
-            told = ""
-            if found is not None:
-                best = max(best, found[1])
-                told = f"{found[0]} {100 * found[1]:.1f} % (best {100 * best:.1f})"
-            moved = (sum(kept[0].bytes_up) + sum(kept[0].bytes_down)) / 1e6
-            self.progress.update(line, completed=report.round, told=f"{told}  {moved:.1f} MB" if moved else told)
+    def resume(self, label: str, rounds: int, go: Callable[[Sequence[Callback]], Run]) -> Outcome:
+        """Go on with a run; `go` takes the callbacks."""
+        line = _Line(self.progress, label, rounds, alone=True)
+        return self.watch(line, lambda: go([line]))
 
-        choices = order.choices
+    def watch(self, line: _Line, go: Callable[[], Run]) -> Outcome:
+        """Run it; a Ctrl-C gives back the rounds that were over."""
         start = time.perf_counter()
-        given: dict[str, Any] = {
-            "readouts": order.readouts, "device": choices.device, "engine": choices.engine, "merge": order.rule,
-            "clients_at_once": choices.clients_at_once, "evaluate_every": choices.evaluate_every, "alone": False,
-        } | options  # fmt: skip
         try:
-            return Outcome(run(scenario, method, seed=seed, callbacks=[keep], **given), True)
+            return Outcome(go(), True)
         except KeyboardInterrupt:
-            if not kept or not kept[0].evaluations:
-                raise Stopped(f"stopped before a round of '{method.name}' was measured; nothing to show") from None
-            kept[0].seconds = time.perf_counter() - start
-            return Outcome(kept[0], False)
+            kept = line.kept
+            if kept is None or not kept.evaluations:
+                raise Stopped(f"stopped before a round of {line.label} was measured; nothing to show") from None
+            kept.seconds = time.perf_counter() - start
+            return Outcome(kept, kept.federation.round == kept.federation.training.rounds)
+        finally:
+            line.end()
+
+
+class _Line:
+    """A callback that draws one run's progress, and keeps the rounds that are over."""
+
+    def __init__(self, progress: Progress, label: str, rounds: int, alone: bool) -> None:
+        self.progress, self.label, self.alone = progress, label, alone
+        self.task = progress.add_task(label.ljust(10), total=rounds, told="")
+        self.waiting: Any = None
+        self.kept: Run | None = None
+        self.best = -math.inf
+
+    def __call__(self, federation: Federation, report: RoundReport) -> None:
+        from fedquilt.run import Run
+
+        self.kept = self.kept or Run(federation)
+        self.kept.take(federation, report)
+        found = current(report, [federation.method.readout, *(readout.name for readout in federation.readouts)])
+        told = ""
+        if found is not None:
+            self.best = max(self.best, found[1])
+            told = f"{found[0]} {100 * found[1]:.1f} % (best {100 * self.best:.1f})"
+        moved = (sum(self.kept.bytes_up) + sum(self.kept.bytes_down)) / 1e6
+        self.progress.update(self.task, completed=report.round, told=f"{told}  {moved:.1f} MB" if moved else told)
+        if report.round == report.rounds and self.alone and federation.method.name != "local":
+            self.waiting = self.progress.add_task("alone".ljust(10), total=None, told="the same clients by themselves")
+
+    def end(self) -> None:
+        """Nothing is under way any more."""
+        if self.waiting is not None:
+            self.progress.remove_task(self.waiting)
 
 
 def current(report: RoundReport, readouts: Sequence[str]) -> tuple[str, float] | None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedquilt.cli import options as opt
-from fedquilt.cli.board import Board, Stopped
+from fedquilt.cli.board import Board, Outcome, Stopped
 from fedquilt.cli.comparison import compared, default_reference, show
-from fedquilt.cli.order import Choices, take_order
-from fedquilt.cli.run import by_themselves
+from fedquilt.cli.order import Choices, Order, take_order
 from fedquilt.cli.speak import Refused, did_you_mean, note
 
 if TYPE_CHECKING:
     from fedquilt.run import Run
+    from fedquilt.scenario import Scenario
 
 Format = Annotated[str, typer.Option("--format", help="The table as text, csv, latex or markdown.")]
 Reference = Annotated[str | None, typer.Option("--reference", help="The method that every other is set against.")]
@@ -82,3 +82,11 @@ def compare(
     if stopped:
         note(f"stopped; compared are the {finished} seed(s) that every method has run with")
     show(compared(runs, bars, reference or default_reference(methods), target), form, json)
+
+
+def by_themselves(board: Board, order: Order, scenario: Scenario, seed: int) -> Outcome:
+    """The same clients without a federation: measured once, at the end."""
+    from fedquilt.methods import METHODS
+
+    last_only = {"evaluate_every": scenario.training.rounds, "readouts": ("received",)}
+    return board.run(order, scenario, METHODS["local"](), seed, "alone", **last_only)

@@ -1,22 +1,10 @@
-"""The options that several commands share, and the command class that takes many words after one option."""
+"""The options that several commands share."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-import click
 import typer
-from typer.core import TyperCommand
-
-from fedquilt.cli.settings import spread
-
-
-class ManyWords(TyperCommand):
-    """A command whose `--set` takes several settings."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread(args))
-
 
 Scenario = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A name (fedquilt list scenarios), or path/to/file.py:function.")

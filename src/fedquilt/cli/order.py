@@ -47,6 +47,14 @@ class Order:
     rule: Rule
     choices: Choices
 
+    def how(self) -> dict[str, Any]:
+        """The arguments of `fedquilt.run` that this order decides."""
+        choices = self.choices
+        return {
+            "readouts": self.readouts, "device": choices.device, "engine": choices.engine, "merge": self.rule,
+            "clients_at_once": choices.clients_at_once, "evaluate_every": choices.evaluate_every,
+        }  # fmt: skip
+
     def scenario(self, seed: int) -> Scenario:
         """The scenario of a seed, its training settings overridden and checked."""
         made = self.source.build(seed, self.scenario_settings)

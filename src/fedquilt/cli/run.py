@@ -1,20 +1,29 @@
-"""`fedquilt run SCENARIO METHOD`."""
+"""`fedquilt run SCENARIO METHOD`, and `fedquilt resume DIR` to go on with one."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+import itertools
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedquilt.cli import options as opt
-from fedquilt.cli.board import Board, Outcome, Stopped
-from fedquilt.cli.order import Choices, Order, take_order
+from fedquilt.cli.board import Board, Outcome
+from fedquilt.cli.order import Choices, take_order
+from fedquilt.cli.scenario import find
 from fedquilt.cli.speak import note, out, print_json
 from fedquilt.cli.tables import summary_table, what_it_says
 
 if TYPE_CHECKING:
     from fedquilt.scenario import Scenario
+
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Where the run is kept; runs/SCENARIO-METHOD-TIME otherwise.")
+]
+Keep = Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the run on disk as it goes.")]
+Quilted = Annotated[bool, typer.Option("--quilt", help="Draw the last plan: a row a client, a patch a circle.")]
 
 
 def run(
@@ -30,7 +39,9 @@ def run(
     clients_at_once: opt.AtOnce = None,
     evaluate_every: opt.Every = 1,
     alone: opt.Alone = True,
-    quilt: bool = typer.Option(False, "--quilt", help="Draw the last plan: a row a client, a patch a circle."),
+    out_dir: Out = None,
+    keep: Keep = True,
+    quilt: Quilted = False,
     json: opt.AsJson = False,
 ) -> None:
     """Run a method on a scenario and say what came of it.
@@ -40,25 +51,58 @@ def run(
     choices = Choices(rounds, settings or (), readouts, merge, device, engine, clients_at_once, evaluate_every, (seed,))
     order = take_order(scenario, [method], choices)
     made = order.scenario(seed)
+    folder = (out_dir or fresh_folder(made.name, method)) if keep else None
     with Board() as board:
-        outcome = board.run(order, made, order.methods[0], seed, method)
-        if alone and method != "local" and outcome.finished:
-            with suppress(Stopped):  # the run itself is over: what it reached is shown all the same
-                outcome.run.alone = by_themselves(board, order, made, seed).run
+        outcome = board.run(order, made, order.methods[0], seed, method, alone=alone, out=folder)
+    tell(outcome, folder, quilt, json)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run that was interrupted.")],
+    quilt: Quilted = False,
+    json: opt.AsJson = False,
+) -> None:
+    """Go on with a run that was interrupted, to the same bits as if it had not been."""
+    from fedquilt.disk import RunFolder
+    from fedquilt.run import resume as go_on
+
+    known = RunFolder(folder).read_settings()
+    scenario = own_scenario(known["scenario"])
+    with Board() as board:
+        rounds, name = known["training"]["rounds"], known["method"]["name"]
+        outcome = board.resume(name, rounds, lambda callbacks: go_on(folder, scenario, callbacks))
+    tell(outcome, folder, quilt, json)
+
+
+def own_scenario(origin: dict[str, Any]) -> Scenario | None:
+    """The scenario of a run whose clients come from a file of the user's; None where the library knows how."""
+    if "file" not in origin:
+        return None
+    return find(origin["file"]).build(origin["seed"], origin.get("settings", {}))
+
+
+def fresh_folder(scenario: str, method: str) -> Path:
+    """A folder for a run that is not there yet."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in scenario)
+    first = Path("runs") / f"{plain}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([first], others) if not path.exists())
+
+
+def tell(outcome: Outcome, folder: Path | None, quilt: bool, json: bool) -> None:
+    """What came of a run, for people or machines, and how to go on with one that was stopped."""
     if json:
-        print_json(as_json(outcome))
+        print_json({**as_json(outcome), "folder": None if folder is None else str(folder)})
     else:
         show(outcome, quilt)
+    if not outcome.finished and folder is not None:
+        note(f"stopped; this is what was reached. Go on with: fedquilt resume {folder}")
+    elif not outcome.finished:
+        note("stopped; this is what was reached")
+    elif folder is not None and not json:
+        out.print(f"\nKept in {folder}; look at it with: fedquilt report {folder}", style="dim", soft_wrap=True)
     if not outcome.finished:
         raise typer.Exit(130)
-
-
-def by_themselves(board: Board, order: Order, scenario: Scenario, seed: int) -> Outcome:
-    """The same clients without a federation: measured once, at the end."""
-    from fedquilt.methods import METHODS
-
-    last_only = {"evaluate_every": scenario.training.rounds, "readouts": ("received",)}
-    return board.run(order, scenario, METHODS["local"](), seed, "alone", **last_only)
 
 
 def show(outcome: Outcome, quilt: bool) -> None:
@@ -66,8 +110,6 @@ def show(outcome: Outcome, quilt: bool) -> None:
     from fedquilt.report.quilt import Quilt
 
     run, summary = outcome.run, outcome.summary
-    if not outcome.finished:
-        note("stopped; this is what was reached")
     out.print(summary_table([summary]))
     out.print()
     out.print(what_it_says(summary), style="dim")

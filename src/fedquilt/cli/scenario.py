@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,23 +25,24 @@ class Source:
 
     name: str
     builder: Callable[..., Scenario]
-    own: bool
+    file: str = ""  # with the function after a colon; empty for the library's own
 
     def build(self, seed: int, settings: Mapping[str, Any]) -> Scenario:
         """Build it, handing the seed over if the function takes one."""
         from fedquilt.scenario import Scenario
+        from fedquilt.scenarios import build
 
+        if not self.file:
+            return build(self.name, seed, **settings)
         takes_seed = "seed" in inspect.signature(self.builder).parameters
         given = {**({"seed": seed} if takes_seed else {}), **settings}
-        if not self.own:
-            return self.builder(**given)
         try:
             made = self.builder(**given)
         except Exception as error:
             raise Refused(f"{self.name} failed with {type(error).__name__}: {error} (--debug shows where)") from error
         if not isinstance(made, Scenario):
             raise Refused(f"{self.name} gave a {type(made).__name__}; it must give a fedquilt.Scenario")
-        return made
+        return replace(made, origin={"file": self.file, "seed": seed, "settings": dict(settings)})
 
 
 def find(name: str) -> Source:
@@ -58,12 +59,12 @@ def find(name: str) -> Source:
     if not colon or "/" in function or "\\" in function:
         path, function = name, "build"
     if path.endswith(".py"):
-        return Source(name, _function(Path(path), function), own=True)
+        return Source(name, _function(Path(path), function), f"{Path(path).resolve()}:{function}")
     from fedquilt.scenarios import SCENARIOS
 
     if name not in SCENARIOS:
         raise Refused(did_you_mean(name, SCENARIOS, "scenario"))
-    return Source(name, SCENARIOS[name], own=False)
+    return Source(name, SCENARIOS[name])
 
 
 def _function(path: Path, function: str) -> Callable[..., Scenario]:
@@ -83,7 +84,8 @@ def _load(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    name = f"fedquilt_own_{path.stem}"
+    # under its own name where that is free, so that `fedquilt.load_model` finds the functions of its models again
+    name = path.stem if path.stem not in sys.modules else f"fedquilt_own_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise Refused(f"{path} cannot be read as Python")
