@@ -134,7 +134,7 @@ class Federation:
         """What every client would receive now, family by family and not more at once than is trained at once."""
         groups = {}
         for crew in self.fleet.crews:
-            step = crew.at_once or len(crew.family.ids)
+            step = crew.at_once or self.fleet.clients_at_once or len(crew.family.ids)
             for at in range(0, len(crew.family.ids), step):
                 ids = crew.family.ids[at : at + step]
                 groups[ids] = self.server.down(ids)
@@ -144,7 +144,8 @@ class Federation:
         """Every client's counts with every read-out on the validation and test splits."""
         classes, names = self.scenario.classes, tuple(client.name for client in self.scenario.clients)
         readouts = [readout for readout in self.readouts if last or not readout.needs_last_round]
-        counts = {(r.name, s): torch.zeros(len(names), classes, classes, dtype=torch.int64) for r in readouts for s in SPLITS}
+        empty = torch.zeros(len(names), classes, classes, dtype=torch.int64)
+        counts = {(readout.name, split): empty.clone() for readout in readouts for split in SPLITS}
         for ids, down in self.downs().items():
             (pair,) = self.fleet.looks({ids: down})
             look = Look(
@@ -165,7 +166,8 @@ class Federation:
         """A client's personal model as an ordinary module."""
         names = [c.name for c in self.scenario.clients]
         if client not in names:
-            raise KeyError(f"there is no client '{client}'; there are {', '.join(names[:8])}{', ...' * (len(names) > 8)}")
+            some = ", ".join(names[:8]) + ", ..." * (len(names) > 8)
+            raise KeyError(f"there is no client '{client}'; there are {some}")
         number = names.index(client)
         return self.fleet.model(number, self.server.down([number]))
 
@@ -190,8 +192,9 @@ class Federation:
             try:
                 outputs = _probabilities(family, rows, x.to(self.device))
             except RuntimeError as error:
+                name = self.server.roster.names[whole[0]]
                 raise ValueError(
-                    f"the model of client '{self.server.roster.names[whole[0]]}' cannot be run on the server's samples of "
+                    f"the model of client '{name}' cannot be run on the server's samples of "
                     f"shape {tuple(x.shape[1:])} ({error}); give the scenario common samples that fit all models"
                 ) from error
             # a class that a model does not know has the probability 0 there

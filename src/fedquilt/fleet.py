@@ -18,6 +18,7 @@ from fedquilt.methods.base import Lesson, Method, Prepared
 from fedquilt.sharing import install
 from fedquilt.stacks import Family, Signature, families
 from fedquilt.training.batches import key_of
+from fedquilt.training.check import check_model
 from fedquilt.training.choose import ENGINES, choose, how_many_at_once
 from fedquilt.training.engine import Engine, Job, Recipe, Samples
 from fedquilt.training.settings import Training
@@ -54,12 +55,14 @@ class _Crew:
     at_once: int = 0
     lesson: Lesson | None = None
     teacher: Engine | None = None
+    tried: bool = False  # whether the model has been seen to take these samples and labels
 
 
 class Fleet:
     """Clients and their models. `numbers` are the clients' numbers in the federation (default: 0, 1, ...).
 
-    `engine` is auto, vectorised, parallel or sequential, or one for each family with commas between; `clients_at_once` bounds how many are trained in one stack.
+    `engine` is auto, vectorised, parallel or sequential, or one for each family with commas between; `clients_at_once`
+    bounds how many are trained in one stack.
     """
 
     def __init__(
@@ -166,7 +169,7 @@ class Fleet:
         if key not in self._modules:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(key_of("model", self.terms.seed))
-                model = client.model()
+                model: object = client.model()
                 if not isinstance(model, nn.Module):
                     kind = type(model).__name__
                     raise TypeError(f"client '{client.name}': its model function gave a {kind}, not an nn.Module")
@@ -234,6 +237,7 @@ class Fleet:
                 own.copy_(received if pull is None else install(own, received, pull.to(rows.device)))
 
     def _train(self, crew: _Crew, rows: Tensor, places: list[int], round_: int, prepared: Prepared) -> Tensor:
+        self._try(crew)
         recipe = self._recipe(crew)
         extras = dict(prepared.extras)
         scale = _scale(crew.family, prepared.rates, len(rows))
@@ -299,6 +303,11 @@ class Fleet:
     def _recipe(self, crew: _Crew) -> Recipe:
         objective, training = self.terms.method.objective(), self.terms.training
         return Recipe(crew.family.template, crew.family.layout, crew.samples, training, objective, self.device)
+
+    def _try(self, crew: _Crew) -> None:
+        if not crew.tried:
+            check_model(crew.family, crew.clients, self.terms.classes, self.device)
+        crew.tried = True
 
     def fine_tune(self, ids: Sequence[int], rows: Tensor, round_: int) -> Tensor:
         """One more round of local training from these rows, (k, width), on a copy; nothing is kept or sent."""
@@ -366,6 +375,7 @@ class Fleet:
         pairs = []
         for ids, message in down.items():
             crew = self.crews[self.home[ids[0]][0]]
+            self._try(crew)
             own = crew.rows[torch.tensor([self.home[i][1] for i in ids], device=crew.rows.device)].to(self.device)
             received = own.clone()
             self.install(crew.family, received, message)
@@ -439,7 +449,7 @@ def _scale(family: Family, rates: Mapping[str, Tensor], k: int) -> Tensor | None
 
 
 def _resting(family: Family, rates: Mapping[str, Tensor], rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Buffers of units with rates, (k, size): a view, a copy, and for whom the unit is frozen, so that they rest too."""
+    """Buffers of units with rates, (k, size): a view, a copy, and for whom the unit is frozen: they rest too."""
     return [
         (rows[:, start:stop], rows[:, start:stop].clone(), rate.to(rows.device) == 0)
         for unit, rate in rates.items()

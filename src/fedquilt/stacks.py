@@ -101,7 +101,8 @@ class Layout:
     def tensor(self, rows: Tensor, name: str) -> Tensor:
         """One parameter or buffer of every row, (k, *shape), as a view."""
         place = self.places[name]
-        return rows[:, place.start : place.stop].unflatten(1, place.shape or (1,)).reshape(len(rows), *place.shape)
+        inside: Tensor = rows[:, place.start : place.stop]
+        return inside.view(len(rows), *place.shape)
 
     def split(self, row: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Parameters and buffers of one row, by name."""

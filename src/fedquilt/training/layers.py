@@ -93,7 +93,7 @@ class _Windows(torch.autograd.Function):
 def _convolution_precision() -> Iterator[None]:
     """Matrix products that stand for convolutions round as cuDNN's convolutions do (TF32 unless switched off)."""
     before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -129,8 +129,8 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int,
     x = x.permute(0, 2, 3, 1)  # (n, h, w, c)
     if pad != (0, 0):
         x = F.pad(x, (0, 0, pad[1], pad[1], pad[0], pad[0]))
-    rows = _Windows.apply(x, (kh, kw), stride)  # (n * oh * ow, kh * kw * c)
-    y = _Product.apply(rows, weight.permute(2, 3, 1, 0).reshape(-1, out))
+    rows: Tensor = _Windows.apply(x, (kh, kw), stride)  # type: ignore[no-untyped-call]  # (n * oh * ow, kh * kw * c)
+    y: Tensor = _Product.apply(rows, weight.permute(2, 3, 1, 0).reshape(-1, out))  # type: ignore[no-untyped-call]
     if bias is not None:
         y = y + bias
     oh = (h + 2 * pad[0] - kh) // stride[0] + 1

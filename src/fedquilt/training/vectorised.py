@@ -8,7 +8,6 @@ once, which takes vmap's dispatch out of the later ones.
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -20,13 +19,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedquilt.training.batches import Schedule, orders, seed_device
 from fedquilt.training.engine import Job, Recipe, memory_budget
+from fedquilt.training.graph import Graph, captures
 from fedquilt.training.layers import padding, prepare
 from fedquilt.training.objective import Batch, Context
 from fedquilt.training.optim import Optimiser
 
 _TRACE_AFTER = 12  # steps of one shape before tracing pays
 _MOST_STAGES = 64  # shapes of work whose memory and graphs are kept
-_WHOLE_ROUND_STEPS = 256  # longer local training is replayed step by step: capturing it whole would take too long
+_WHOLE_ROUND_STEPS = 512  # longer local training is replayed step by step: capturing it whole would take too long
 
 Step = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
@@ -142,14 +142,17 @@ class _Stage:
         batch = self.schedule.position.shape[2]
         self.indices = torch.zeros(k, engine.most_steps, batch, dtype=torch.int64, device=device)
         self.epoch = torch.zeros(k, engine.most_steps, dtype=torch.int64, device=device)
-        padded = not engine.even or self.schedule.mask is not None
+        # Where all clients have one size, the last batch of an epoch is short for all of them: it is cut, not padded.
+        self.whole = engine.even and engine.most_steps <= _WHOLE_ROUND_STEPS
+        self.short = engine.longest % batch if self.whole else 0
+        padded = not engine.even or (self.schedule.mask is not None and not self.short)
         self.mask = torch.zeros(self.indices.shape, device=device) if padded else None
         self.lay_out()
-        self.seen = 0
-        self.program: Step = engine.gradients
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.eager = device.type != "cuda"
-        self.whole = self.mask is None and engine.most_steps <= _WHOLE_ROUND_STEPS
+        self.rounds = 0
+        self.seen: dict[int, int] = {}  # how often a batch of some size has come
+        self.programs: dict[int, Step] = {}  # traced, by the size of the batch
+        self.graph: Graph | None = None
+        self.eager = not captures(device)
         held = [self.parameters, self.buffers, self.anchor, self.scale, self.indices, self.epoch, self.mask]
         held += [*self.extras.values(), *self.optimiser.first, *self.optimiser.second]
         self.bytes = sum(t.numel() * t.element_size() for t in held if t is not None)
@@ -210,14 +213,15 @@ class _Stage:
             return table[:, at] if at is not None else table.index_select(1, self.step.view(1)).squeeze(1)
 
         index = pick(self.indices)  # (k, B)
+        if at is not None and self.is_short(at):
+            index = index[:, : self.short]
         mask = None if self.mask is None else pick(self.mask)
         if samples.x.device == index.device:
             x, y = samples.x[index], samples.y[index]
         else:  # samples that do not fit on the device rest in host memory
             x, y = (t[index.cpu()].to(index.device) for t in (samples.x, samples.y))
-        gradients, losses, buffers = self.program(
-            self.parameters, self.buffers, x, y, mask, self.anchor, pick(self.epoch), self.extras
-        )
+        arguments = (self.parameters, self.buffers, x, y, mask, self.anchor, pick(self.epoch), self.extras)
+        gradients, losses, buffers = self.program(arguments)(*arguments)
         moves = None if mask is None else (mask.amax(dim=1) > 0).to(losses.dtype)  # (k,) 0 for who has finished
         scale, still = self.scale, self.engine.still
         if still is not None:
@@ -238,34 +242,36 @@ class _Stage:
     def lr_now(self) -> float | Tensor:
         return self.lr if self.lr.is_cuda else float(self.lr)
 
+    def is_short(self, at: int) -> bool:
+        """Whether the batch of a step is the last, short one of an epoch."""
+        return self.short > 0 and (at + 1) % (self.engine.most_steps // self.recipe.training.epochs) == 0
+
     def everything(self) -> None:
-        """The whole local training, eagerly; a step that recurs is traced."""
+        """The whole local training, step by step."""
         self.begin()
         for at in range(self.schedule.position.shape[1]):
-            self.seen += 1
-            if self.seen == _TRACE_AFTER and not self.lr.is_cuda:
-                self.trace(at)
             self.one_step(at)
 
-    def trace(self, at: int) -> None:
-        """Trace the gradients' program once; where that is impossible it stays as it was."""
-        samples = self.recipe.samples
-        index = self.indices[:, at]
-        mask = None if self.mask is None else self.mask[:, at]
-        arguments = (self.parameters, self.buffers, samples.x[index], samples.y[index], mask, self.anchor)
-        program = self.program
-        try:
-            with torch.random.fork_rng(devices=[]):  # or dropout would depend on when a step was traced
-                self.program = make_fx(lambda *given: program(*given))(*arguments, self.epoch[:, at], self.extras)
-        except Exception as error:  # tracing is only a way to be faster
-            warnings.warn(f"a step could not be traced and runs untraced: {error}", RuntimeWarning, stacklevel=2)
+    def program(self, arguments: tuple[Any, ...]) -> Step:
+        """The program of a step. On a CPU one that recurs is traced once, where that is possible."""
+        size = arguments[2].shape[1]
+        self.seen[size] = self.seen.get(size, 0) + 1
+        if self.lr.is_cuda or self.seen[size] < _TRACE_AFTER:
+            return self.engine.gradients
+        if size not in self.programs:
+            self.programs[size] = program = self.engine.gradients
+            try:
+                with torch.random.fork_rng(devices=[]):  # or dropout would depend on when a step was traced
+                    self.programs[size] = make_fx(lambda *given: program(*given))(*arguments)
+            except Exception as error:  # tracing is only a way to be faster
+                warnings.warn(f"a step could not be traced and runs untraced: {error}", RuntimeWarning, stacklevel=2)
+        return self.programs[size]
 
     def replay(self) -> None:
-        """The whole local training on CUDA, as graphs."""
-        steps = self.schedule.position.shape[1]
+        """The whole local training as graphs: one of everything, or one of a step, replayed."""
         if self.graph is None:
-            self.seen += 1
-            if self.seen < 2:  # the first round runs eagerly: it warms up every library, and many runs end after it
+            self.rounds += 1
+            if self.rounds < 2:  # the first round runs eagerly: it warms up every library, and many runs end after it
                 self.everything()
                 return
             if not self.capture():
@@ -277,26 +283,14 @@ class _Stage:
             self.graph.replay()
             return
         self.begin()
-        for _ in range(steps):
+        for _ in range(self.schedule.position.shape[1]):
             self.graph.replay()
 
     def capture(self) -> bool:
         """Capture the round, or one step; False (said once) where the model cannot be captured."""
         kept = (self.parameters.clone(), self.buffers.clone())
-        collecting = gc.isenabled()
-        gc.disable()  # freeing an old graph while capturing breaks the new one
-        graph = torch.cuda.CUDAGraph()
-        reserved = torch.cuda.memory_reserved(self.recipe.device)
         try:
-            self.begin()
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
-                if self.whole:
-                    self.begin()
-                    for at in range(self.schedule.position.shape[1]):
-                        self.one_step(at)
-                else:
-                    self.one_step(None)
+            self.graph = Graph(self.everything if self.whole else lambda: self.one_step(None), self.recipe.device)
         except RuntimeError as error:
             warnings.warn(
                 f"this model's step cannot be captured as a CUDA graph and runs eagerly: {error}",
@@ -305,11 +299,7 @@ class _Stage:
             )
             return False
         finally:
-            if collecting:
-                gc.enable()
-            torch.cuda.synchronize()
             self.parameters.copy_(kept[0])
             self.buffers.copy_(kept[1])
-        self.graph = graph
-        self.bytes += max(0, torch.cuda.memory_reserved(self.recipe.device) - reserved)
+        self.bytes += self.graph.bytes
         return True

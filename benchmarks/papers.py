@@ -1,0 +1,169 @@
+"""The five systems and their baselines on their own scenarios, on real data: the rows behind docs/results.md.
+
+    python benchmarks/papers.py                      # everything that is not in results/ yet
+    python benchmarks/papers.py feddl-har --seeds 3  # one experiment
+
+Each experiment writes results/NAME.jsonl: a first line with the command, the commit and the settings, then one row per
+seed, method, client, read-out and split, of the last round. A run that is there already is not repeated. The data come
+from FEDQUILT_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import fedquilt as fq
+
+RESULTS = Path(__file__).parent.parent / "results"
+BOTH = ("received", "adapted")
+Methods = Mapping[str, tuple[str, Mapping[str, Any]]]  # how a row calls it -> method and its settings
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A scenario with its settings, and the methods compared there."""
+
+    scenario: str
+    settings: Mapping[str, Any]
+    training: Mapping[str, Any]
+    methods: Methods
+    readouts: tuple[str, ...] = BOTH
+    why: str = ""
+    own_training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def _plain(*names: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    return {name: (name, {}) for name in names}
+
+
+def _cameras(labels: int) -> Experiment:
+    return Experiment(
+        "modfl-cameras", {"clients": 18, "fraction": 0.1, "labels": labels}, {"rounds": 60},
+        _plain("local", "fedavg", "fedper", "modfl"),
+        why="18 of 72 clients and a tenth of the images, 60 of 200 rounds",
+    )  # fmt: skip
+
+
+def _wearables(labels: int) -> Experiment:
+    return Experiment(
+        "modfl-wearables", {"clients": 30, "labels": labels}, {"rounds": 120},
+        _plain("local", "fedavg", "fedper", "modfl"), why="120 of 2000 rounds",
+    )  # fmt: skip
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "feddl-har": Experiment(
+        "feddl-har", {}, {"rounds": 20, "epochs": 3, "lr": 0.03},
+        _plain("local", "fedavg", "fedper") | {
+            "feddl": ("feddl", {}), "feddl-average": ("feddl", {"linkage": "average"}),
+        }, BOTH, why="20 rounds of 3 local epochs at a rate of 0.03, not 40 of 30 at 0.01",
+    ),
+    "modfl-wearables-2": _wearables(2), "modfl-wearables-4": _wearables(4), "modfl-wearables-5": _wearables(5),
+    "modfl-cameras-3": _cameras(3), "modfl-cameras-6": _cameras(6), "modfl-cameras-9": _cameras(9),
+    "animals-labels": Experiment(
+        "animals-labels", {}, {},
+        _plain("local") | {
+            "score-sharing": ("score-sharing", {}), "score-sharing-literal": ("score-sharing", {"normalise": False}),
+            "score-sharing-distil": ("score-sharing", {"distil": True}),
+        }, BOTH, why="100 images a label and round and 48 x 48 pixels, not 500 and 128 x 128",
+    ),
+    "thesis-mnist": Experiment(
+        "thesis-mnist", {"fraction": 0.1}, {"rounds": 40, "momentum": 0.9}, _plain("local", "fedavg"),
+        (*BOTH, "best-of-both", "averaged"), why="a tenth of the images, 40 of 100 rounds",
+    ),
+    "thesis-cifar10": Experiment(
+        "thesis-cifar10", {"fraction": 0.1}, {"rounds": 40, "momentum": 0.9}, _plain("local", "fedavg"),
+        (*BOTH, "best-of-both", "averaged"), why="a tenth of the images, 40 of 100 rounds",
+    ),
+    "fedem-cifar10": Experiment(
+        "fedem-cifar10", {"fraction": 0.1, "clients": 20, "model": "cnn"}, {"rounds": 40, "batch": 32},
+        _plain("local", "fedavg", "fedprox", "fedmn") | {"fedmn-concat": ("fedmn", {"joint": "concat"})},
+        (*BOTH, "fine-tuned"), why="a tenth of the images, 20 of 80 clients, a small CNN, 40 of 200 rounds",
+    ),
+}  # fmt: skip
+
+
+def run_one(experiment: Experiment, name: str, seed: int, device: str, engine: str) -> Iterator[dict[str, Any]]:
+    """The last round of one method with one seed, row by row."""
+    method, settings = experiment.methods[name]
+    scenario = fq.scenarios.build(experiment.scenario, seed=seed, **experiment.settings)
+    training = scenario.training.but({**experiment.training, **experiment.own_training.get(name, {})})
+    readouts = ("received",) if method == "local" else experiment.readouts
+    start = time.perf_counter()
+    result = fq.run(
+        scenario, method, seed=seed, settings=settings, training=training, readouts=readouts, device=device,
+        engine=engine, alone=False, evaluate_every=training.rounds,
+    )  # fmt: skip
+    summary = result.summary
+    yield {
+        "run": name, "seed": seed, "seconds": round(time.perf_counter() - start, 1), "engine": summary["engine"],
+        "megabytes_up": summary["megabytes_up"], "megabytes_down": summary["megabytes_down"],
+        "plan": str(result.plan).split("\n"),
+    }  # fmt: skip
+    for row in result.rows:
+        kept = ("round", "client", "readout", "split", "accuracy", "f1", "samples")
+        yield {"method": name, "seed": seed, **{key: row[key] for key in kept}}
+
+
+def commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+def done(path: Path) -> set[tuple[str, int]]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return {(line["run"], line["seed"]) for line in lines if "run" in line}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiments", nargs="*", help=f"of {', '.join(EXPERIMENTS)}; default: all")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--engine", default="auto")
+    arguments = parser.parse_args()
+    console = Console(stderr=True)
+    wrong = set(arguments.experiments) - set(EXPERIMENTS)
+    if wrong:
+        parser.error(f"there is no experiment {', '.join(sorted(wrong))}; there are {', '.join(EXPERIMENTS)}")
+    RESULTS.mkdir(exist_ok=True)
+    for title in arguments.experiments or EXPERIMENTS:
+        experiment, path = EXPERIMENTS[title], RESULTS / f"{title}.jsonl"
+        if not path.is_file():
+            header = {
+                "experiment": title, "command": f"python benchmarks/papers.py {title}", "commit": commit(),
+                "scenario": experiment.scenario, "settings": dict(experiment.settings),
+                "training": dict(experiment.training), "scaled": experiment.why, "torch": torch.__version__,
+                "python": platform.python_version(), "device": arguments.device,
+            }  # fmt: skip
+            path.write_text(json.dumps(header) + "\n")
+        for seed in range(arguments.seeds):
+            for name in experiment.methods:
+                if (name, seed) in done(path):
+                    continue
+                lines = list(run_one(experiment, name, seed, arguments.device, arguments.engine))
+                with path.open("a") as file:
+                    file.write("".join(json.dumps(line) + "\n" for line in lines))
+                scores = {line["readout"]: [] for line in lines if line.get("split") == "test"}  # type: ignore[var-annotated]
+                for line in lines:
+                    if line.get("split") == "test":
+                        scores[line["readout"]].append(line["accuracy"])
+                means = "  ".join(f"{k} {100 * sum(v) / len(v):.2f}" for k, v in scores.items())
+                console.print(f"{title} {name} seed {seed}: {means}  ({lines[0]['seconds']} s)", highlight=False)
+                sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main()

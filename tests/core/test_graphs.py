@@ -1,0 +1,97 @@
+"""Captured training, on a machine without a GPU: a stand-in that does a graph's work when it is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from fedquilt.stacks import Layout
+from fedquilt.training import vectorised
+from fedquilt.training.batches import key_of
+from fedquilt.training.engine import Job, Recipe, Samples
+from fedquilt.training.objective import cross_entropy, proximal
+from fedquilt.training.sequential import Sequential
+from fedquilt.training.settings import Training
+from fedquilt.training.vectorised import Vectorised
+from fedquilt.units import cut
+
+made: list[StandIn] = []
+
+
+class StandIn:
+    """Does nothing when it is captured, as a real graph, and everything when it is replayed."""
+
+    bytes = 0
+
+    def __init__(self, body: Callable[[], None], device: torch.device) -> None:
+        self.body, self.replays = body, 0
+        made.append(self)
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.body()
+
+
+def recipe(counts: list[int], training: Training) -> Recipe:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    keys = tuple(key_of(0, i) for i in range(len(counts)))
+    x, y = torch.randn(sum(counts), 4), torch.randint(0, 3, (sum(counts),))
+    samples = Samples(x, y, tuple(starts), tuple(counts), keys)
+    return Recipe(net, Layout(net, cut(net)), samples, training, cross_entropy() + proximal(0.1), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("counts", [[8, 8, 8], [10, 10, 10], [5, 9, 14]])
+def test_replayed_training_is_training(counts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectorised, "Graph", StandIn)
+    monkeypatch.setattr(vectorised, "captures", lambda device: True)
+    made.clear()
+    how = recipe(counts, Training(lr=0.1, momentum=0.9, batch=4, epochs=2))
+    ours, oracle = Vectorised(how), Sequential(how)
+    first = how.layout.row(how.template).repeat(3, 1)
+    a, b = first.clone(), first.clone()
+    for round_ in range(1, 5):
+        found = ours.train(Job(a, (0, 1, 2), round_, 0.1))
+        wanted = oracle.train(Job(b, (0, 1, 2), round_, 0.1))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert len(made) == 1  # captured once, in the second round, and kept
+    even = len(set(counts)) == 1
+    steps = 2 * -(-max(counts) // 4)
+    assert made[0].replays == (3 if even else 3 * steps)  # a whole round at once, or a step at a time
+
+
+def test_a_new_shape_is_captured_anew_and_the_old_graph_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectorised, "Graph", StandIn)
+    monkeypatch.setattr(vectorised, "captures", lambda device: True)
+    made.clear()
+    how = recipe([8, 8, 8], Training(lr=0.1, batch=4))
+    ours = Vectorised(how)
+    first = how.layout.row(how.template).repeat(3, 1)
+    for round_ in range(1, 4):
+        ours.train(Job(first.clone(), (0, 1, 2), round_, 0.1))
+        ours.train(Job(first[:2].clone(), (0, 2), round_, 0.1))
+    assert [graph.replays for graph in made] == [2, 2]
+
+
+def test_what_cannot_be_captured_runs_eagerly_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(body: Callable[[], None], device: torch.device) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(vectorised, "Graph", refuse)
+    monkeypatch.setattr(vectorised, "captures", lambda device: True)
+    how = recipe([8, 8, 8], Training(lr=0.1, batch=4))
+    ours, oracle = Vectorised(how), Sequential(how)
+    a = how.layout.row(how.template).repeat(3, 1)
+    b = a.clone()
+    ours.train(Job(a, (0, 1, 2), 1, 0.1))
+    with pytest.warns(RuntimeWarning, match="runs eagerly"):
+        ours.train(Job(a, (0, 1, 2), 2, 0.1))
+    ours.train(Job(a, (0, 1, 2), 3, 0.1))  # no second warning: warnings are errors here
+    for round_ in range(1, 4):
+        oracle.train(Job(b, (0, 1, 2), round_, 0.1))
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
