@@ -6,9 +6,14 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import deploy_models
+import numpy as np
+
+from fedquilt.client import Change, Client
 from fedquilt.deploy.client_side import NodeProcesses, start_node
 from fedquilt.deploy.create import create_from_scenario
 from fedquilt.deploy.device import Device
@@ -20,6 +25,7 @@ from fedquilt.deploy.runs import follow, new_spec, start_run
 from fedquilt.deploy.server_side import ServerSide
 from fedquilt.run import Run, run
 from fedquilt.scenario import Scenario
+from fedquilt.training.settings import Training
 
 
 class LocalPost:
@@ -62,11 +68,12 @@ def federate(
     seed: int = 0,
     transfer: Transfer | None = None,
     rules: Rounds | None = None,
+    **options: Any,
 ) -> tuple[RemoteFederation, LocalPost]:
     """A federation of a scenario's clients over the local post."""
     project = create_from_scenario(folder, scenario, Address(), rules, transfer)
     post = LocalPost(project)
-    spec = {"run": "test", "method": method, "rounds": rounds, "seed": seed}
+    spec = {"run": "test", "method": method, "rounds": rounds, "seed": seed, **options}
     return make_federation(project, spec, post, declare(project, spec, post)), post
 
 
@@ -104,9 +111,9 @@ class Network:
         return Path(spec["folder"]), follow(self.project, spec, start_run(self.project, spec))
 
 
-def simulate(scenario: Scenario, method: str, rounds: int, seed: int = 0) -> Run:
+def simulate(scenario: Scenario, method: str, rounds: int, seed: int = 0, **options: Any) -> Run:
     """The same in a simulation."""
-    return run(scenario, method, rounds, seed, device="cpu", engine="sequential", alone=False)
+    return run(scenario, method, rounds, seed, device="cpu", engine="sequential", alone=False, **options)
 
 
 def row_key(row: Mapping[str, Any]) -> tuple[int, str, str, str]:
@@ -136,3 +143,47 @@ def processes_of(folder: Path) -> list[str]:
             if str(folder) in text:
                 found.append(text)
     return found
+
+
+def digits_with_public(clients: int = 4, unlike: bool = False, changes: bool = False, each: int = 60) -> Scenario:
+    """Digits dealt out to clients, some kept by the server; on wish unlike models, and changes in rounds 2 and 3."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    x = (pixels.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
+    order = np.random.default_rng(0).permutation(len(x))
+    public, rest = order[:80], order[80:]
+    made = []
+    for i in range(clients):
+        # Half of the clients know the lower digits, half the upper ones, and all the middle.
+        own = tuple(range(7)) if i % 2 == 0 else tuple(range(3, 10))
+        mine = [j for j in rest[i::clients] if labels[j] in own][:each]
+        train, test = mine[: each * 2 // 3], mine[each * 2 // 3 :]
+        model = partial(deploy_models.dense, 24) if unlike and i % 2 else partial(deploy_models.convolving, 8)
+        planned: dict[int, Change] = {}
+        if changes and i == 0:
+            planned = {
+                2: Change(train=(x[train[:20]], labels[train[:20]])),
+                3: Change(partial(deploy_models.dense, 12)),
+            }
+        made.append(
+            Client(
+                f"client-{i}",
+                model,
+                (x[train[4:]], labels[train[4:]]),
+                (x[train[:4]], labels[train[:4]]),
+                (x[test], labels[test]),
+                {"device": "b" if unlike and i % 2 else "a", "cohort": "ab"[i % 2]},
+                own,
+                planned,
+            )
+        )
+    training = Training(rounds=4, epochs=1, batch=16, lr=0.1, momentum=0.9)
+    return Scenario(
+        "digits-public",
+        made,
+        training,
+        (x[public[:50]], labels[public[:50]]),
+        (x[public[50:]], labels[public[50:]]),
+        [str(d) for d in range(10)],
+    )

@@ -61,6 +61,7 @@ def create_from_scenario(
         training=asdict(scenario.training),
         common="common.npz" if scenario.common is not None else "",
         public_test="public_test.npz" if scenario.public_test is not None else "",
+        origin=dict(scenario.origin),
     )
     names = [client.name for client in scenario.clients]
     project = _skeleton(folder, names, Project(folder, server or Address(), rounds or Rounds(), transfer or Transfer(),

@@ -6,14 +6,12 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from fedquilt.client import Split, as_split
-from fedquilt.deploy.checkpoint import load_more, load_server, save_server
 from fedquilt.deploy.letters import plain, read_member, write_terms
 from fedquilt.deploy.node_client import builder
 from fedquilt.deploy.post import Post
@@ -21,43 +19,53 @@ from fedquilt.deploy.project import Project
 from fedquilt.deploy.records import Records
 from fedquilt.deploy.remote import Exchange, RemoteFederation, shadow
 from fedquilt.deploy.wire import REASONS, Refused, pack, unpack
+from fedquilt.disk import METRICS, TRAFFIC
 from fedquilt.fleet import Terms
-from fedquilt.run import make_method
+from fedquilt.run import Run, make_method, make_readouts
 from fedquilt.scenario import Scenario
 from fedquilt.training.settings import Training
 
 Declarations = dict[str, dict[str, Any]]
-CHECKPOINT = "checkpoint.safetensors"
+DEFAULT_READOUTS = ("received", "adapted")
 
 
 def lead(project: Project, spec: Mapping[str, Any], post: Post) -> dict[str, Any]:
     """The whole run that `spec` describes, from its start or from where its checkpoint is; gives its summary."""
-    records = Records(Path(spec["folder"]))
-    saved = records.folder / CHECKPOINT
-    start, before = time.monotonic(), 0.0
-    more = load_more(saved) if saved.is_file() else {}
-    declared = more.get("declared") or declare(project, spec, post)
+    records = Records(spec["folder"])
+    start, more = time.monotonic(), records.kept()
+    before = more["seconds"] if more else 0.0
+    declared = more["declared"] if more else declare(project, spec, post)
     federation = make_federation(project, spec, post, declared, records.letters)
+    result = Run(federation, folder=records.folder)
+
+    def keep() -> None:
+        result.seconds = before + time.monotonic() - start
+        records.keep(federation, {"declared": declared, "seconds": result.seconds})
+
     if more:
-        restore(federation, saved, more)
-        before = more["seconds"]
-        records.go_back_to(federation.round)
+        records.go_back(federation)
+        result.earlier = records.lines(METRICS)
+        for line in records.lines(TRAFFIC):
+            result.bytes_up.append(sum(line["up"].values()))
+            result.bytes_down.append(sum(line["down"].values()))
     else:
-        records.start(run_settings(project, spec, federation, declared))
-
-    def save() -> None:
-        passed = before + time.monotonic() - start
-        save_server(saved, federation.server, {"declared": declared, "seconds": passed, **federation.kept()})
-
-    if not more:
-        save()
-    while federation.round < federation.training.rounds:
-        records.status(state="running", round=federation.round, rounds=federation.training.rounds)
-        records.round(federation, federation.step())
-        save()
+        transfer = {"transfer": asdict(project.transfer), "rounds": asdict(project.rounds)}
+        records.settings(federation, {"evaluate_every": federation.evaluate_every, "deploy": transfer})
+        keep()
+    rounds = federation.training.rounds
+    while federation.round < rounds:
+        records.status(state="running", round=federation.round, rounds=rounds)
+        report = federation.step()
+        result.take(federation, report)
+        records.round(federation, report)
+        keep()
     last = federation.finish()
-    summary = records.finish(federation, last, before + time.monotonic() - start)
-    records.status(state="finished", round=federation.round, rounds=federation.training.rounds)
+    records.evaluated(last)
+    result.evaluations += last
+    summary = {**result.summary, "seconds": before + time.monotonic() - start, "engine": "flower", "device": "devices",
+               "left_out": federation.left_out}  # fmt: skip
+    records.finish(federation, summary, list(last))
+    records.status(state="finished", round=federation.round, rounds=rounds)
     return summary
 
 
@@ -130,7 +138,9 @@ def make_federation(
         changes = {int(start): change for start, change in said["changes"].items()}
         clients.append(shadow(read_member(said["member"]), _architecture(project, name), changes))
     names = project.terms.label_names or tuple(str(label) for label in range(project.terms.classes))
-    scenario = Scenario(project.terms.scenario, clients, terms.training, terms.common, terms.public_test, names)
+    scenario = Scenario(
+        project.terms.scenario, clients, terms.training, terms.common, terms.public_test, names, project.terms.origin
+    )
     federation = RemoteFederation(
         spec["run"],
         scenario,
@@ -138,7 +148,7 @@ def make_federation(
         post,
         project.rounds,
         project.transfer,
-        spec.get("readouts", ("received", "adapted")),
+        make_readouts(spec.get("readouts") or DEFAULT_READOUTS),
         spec.get("evaluate_every", 1),
         log,
     )
@@ -150,35 +160,6 @@ def make_federation(
                 f"[models.{member.name}] of federation.toml gives; make the two agree"
             )
     return federation
-
-
-def restore(federation: RemoteFederation, saved: Path, more: Mapping[str, Any]) -> None:
-    """Puts a federation where its checkpoint is."""
-    at = int(unpack(saved.read_bytes())[1]["round"])
-    for round_ in range(1, at + 1):
-        changed = federation.fleet.changes(round_)
-        if changed:
-            federation.server.declare(changed)
-    load_server(saved, federation.server)
-    federation.remember(more)
-
-
-def run_settings(
-    project: Project, spec: Mapping[str, Any], federation: RemoteFederation, declared: Declarations
-) -> dict[str, Any]:
-    """What `run.toml` says."""
-    return {
-        "scenario": project.terms.scenario,
-        "method": spec["method"],
-        "settings": dict(spec.get("settings", {})),
-        "seed": federation.seed,
-        "rounds": federation.training.rounds,
-        "clients": list(declared),
-        "label_names": list(federation.scenario.label_names),
-        "readouts": list(federation.readout_names),
-        "training": asdict(federation.training),
-        "deploy": {"transfer": asdict(project.transfer), "rounds": asdict(project.rounds)},
-    }
 
 
 def _architecture(project: Project, name: str) -> Callable[[int], Callable[[], nn.Module] | None]:

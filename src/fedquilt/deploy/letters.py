@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedquilt.deploy.wire import Refused, check_values, grow, shrink
+from fedquilt.disk import method_from, method_to
 from fedquilt.fleet import Terms
 from fedquilt.messages import Block, Down, Member, Up
-from fedquilt.methods.base import Method
 from fedquilt.training.settings import Training
 
 Arrays = dict[str, NDArray[Any]]
@@ -121,10 +121,8 @@ def agree(answers: Mapping[int, tuple[dict[str, Tensor], dict[str, Tensor]]]) ->
 
 def write_terms(terms: Terms) -> Text:
     """What everyone agrees on, as text; the samples the server holds are named by `common_of` instead."""
-    settings = {f.name: getattr(terms.method, f.name) for f in fields(terms.method)}
     return {
-        "method": terms.method.name,
-        "settings": settings,
+        "method": method_to(terms.method),
         "training": asdict(terms.training),
         "classes": terms.classes,
         "seed": terms.seed,
@@ -133,11 +131,8 @@ def write_terms(terms: Terms) -> Text:
 
 def read_terms(text: Mapping[str, Any], common: Any, public_test: Any) -> Terms:
     """The terms that `write_terms` wrote, with the public samples that the device holds."""
-    from fedquilt.run import make_method
-
-    method: Method = make_method(text["method"], plain(text["settings"]))
     training = Training(**plain(text["training"]))
-    return Terms(method, training, text["classes"], text["seed"], common, public_test)
+    return Terms(method_from(text["method"]), training, text["classes"], text["seed"], common, public_test)
 
 
 def write_member(member: Member) -> Text:
@@ -147,6 +142,7 @@ def write_member(member: Member) -> Text:
         "samples": member.samples,
         "traits": dict(member.traits),
         "labels": list(member.labels),
+        "public": member.public,
         "units": {unit: [list(shape) for shape in signature] for unit, signature in member.units.items()},
     }
 
@@ -155,7 +151,8 @@ def read_member(text: Mapping[str, Any]) -> Member:
     """The declaration that `write_member` wrote."""
     units = {str(u): tuple(tuple(int(n) for n in shape) for shape in s) for u, s in text["units"].items()}
     traits = {str(k): str(v) for k, v in text["traits"].items()}
-    return Member(str(text["name"]), int(text["samples"]), traits, tuple(int(n) for n in text["labels"]), units)
+    labels = tuple(int(n) for n in text["labels"])
+    return Member(str(text["name"]), int(text["samples"]), traits, labels, units, int(text["public"]))
 
 
 def plain(value: Any) -> Any:

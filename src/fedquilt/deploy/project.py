@@ -91,6 +91,7 @@ class Terms:
     training: Mapping[str, Any] = field(default_factory=dict)
     common: str = ""
     public_test: str = ""
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label_names", tuple(self.label_names))

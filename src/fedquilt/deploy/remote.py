@@ -25,6 +25,7 @@ from fedquilt.deploy.wire import Refused, pack, unpack
 from fedquilt.federation import SPLITS, Federation, RoundReport
 from fedquilt.fleet import Terms
 from fedquilt.messages import Down, Member
+from fedquilt.readouts import Readout
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 
@@ -80,14 +81,22 @@ class RemoteFederation(Federation):
         post: Post,
         rounds: Rounds,
         transfer: Transfer,
-        readouts: Sequence[str] = ("received", "adapted"),
+        readouts: Sequence[Readout] = (),
         evaluate_every: int = 1,
         log: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
-        super().__init__(scenario, terms.method, terms.training, terms.seed, "cpu", "sequential",
-                         evaluate_every=evaluate_every)  # fmt: skip
+        super().__init__(
+            scenario,
+            terms.method,
+            terms.training,
+            terms.seed,
+            "cpu",
+            "sequential",
+            readouts=readouts,
+            evaluate_every=evaluate_every,
+        )
         self.run_name, self.post, self.rounds, self.transfer, self.log = run, post, rounds, transfer, log
-        self.readout_names = list(readouts)
+        self.readout_names = [readout.name for readout in self.readouts]
         self.names = [client.name for client in scenario.clients]
         self.accepted = dict.fromkeys(self.names, FRESH)  # the token of the last accepted update of each client
         self.told = dict.fromkeys(self.names, "")  # why its last update was left out, for each client
@@ -214,6 +223,7 @@ class RemoteFederation(Federation):
             codes[code] = codes.get(code, 0) + 1
             if name in self.told:
                 self.told[name] = code
+                self.server.refused[self.names.index(name)] += code != "no-answer"
             if code == "lost-state":
                 self.accepted[name] = FRESH
 

@@ -9,9 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedquilt.deploy.lead import CHECKPOINT, make_terms
+from fedquilt.deploy.lead import make_terms
 from fedquilt.deploy.operator import Operator
 from fedquilt.deploy.project import Project, write_atomically
+from fedquilt.deploy.records import CHECKPOINT, LETTERS, STATUS
 
 SPEC = "deploy.json"
 _APP = """\
@@ -75,7 +76,7 @@ def start_run(project: Project, spec: Mapping[str, Any]) -> int:
     folder = Path(spec["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / SPEC, json.dumps(dict(spec), indent=2).encode())
-    (folder / "status.json").unlink(missing_ok=True)
+    (folder / STATUS).unlink(missing_ok=True)
     app = write_app(project.server_folder / "app")
     with Operator(project) as operator:
         return operator.start(app, {"spec": str(folder / SPEC)})
@@ -93,7 +94,7 @@ def follow(
     checked = time.monotonic()
     while True:
         state = _state(folder)
-        letters = folder / "letters.jsonl"
+        letters = folder / LETTERS
         if letters.is_file():
             found = letters.read_text().splitlines()
             for line in found[lines:]:
@@ -115,10 +116,10 @@ def follow(
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    path = folder / "status.json"
+    path = folder / STATUS
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return found
 
 
 def _go_on(folder: Path) -> str:
-    return "; go on with `fedquilt deploy run --resume`" if (folder / CHECKPOINT).is_file() else ""
+    return "; go on with `fedquilt deploy run --resume`" if (folder / CHECKPOINT).is_dir() else ""

@@ -28,5 +28,5 @@ def main(grid: Grid, context: Context) -> None:
         lead(project, spec, post)
     except Exception as error:
         traceback.print_exc()
-        Records(Path(spec["folder"])).status(state="failed", error=str(error))
+        Records(spec["folder"]).status(state="failed", error=str(error))
         raise

@@ -1,0 +1,80 @@
+"""The same scenario, method and seed give the same numbers over letters as in a simulation: the border is real.
+
+Here letters are handed over in this process; `test_deploy_network.py` sends the same ones over a network.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import torch
+from deploy_help import digits_with_public, federate, same_rows
+
+from fedquilt.federation import Federation
+from fedquilt.methods import METHODS
+from fedquilt.readouts import READOUTS
+from fedquilt.run import make_method, make_readouts
+from fedquilt.scenario import Scenario
+from fedquilt.scenarios import build
+
+ROUNDS = 4
+KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("fedavg", {}, {}),
+    ("fedavg", {}, {"unlike": True}),
+    ("modfl", {"split": 2}, {"unlike": True}),
+    ("modfl", {"split": 2, "by": {"configuration": "device", "operation": "found"}, "cohorts": 2, "every": 1}, {}),
+    ("feddl", {"interval": 1}, {}),
+    ("feddl", {"interval": 1, "linkage": "average"}, {}),
+    ("fedmn", {"blocks": [2, 2], "dropout": 0.0}, {}),
+    ("score-sharing", {}, {"unlike": True}),
+    ("score-sharing", {}, {"unlike": True, "changes": True}),
+    ("fedper", {}, {}),
+    ("local", {}, {}),
+]
+
+
+def compare(folder: Path, scenario: Scenario, method: str, settings: dict[str, Any], readouts: list[str]) -> None:
+    training = scenario.training.but({"rounds": ROUNDS})
+    chosen = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    simulated = Federation(
+        scenario, make_method(method, chosen), training, device="cpu", engine="sequential",
+        readouts=make_readouts(readouts),
+    )  # fmt: skip
+    remote, _ = federate(folder, scenario, method, ROUNDS, settings=settings, readouts=readouts)
+    theirs: list[dict[str, Any]] = []
+    ours: list[dict[str, Any]] = []
+    for _ in range(ROUNDS):
+        expected, got = simulated.step(), remote.step()
+        assert remote.server.plan == simulated.server.plan, f"plans after round {expected.round}"
+        assert got.traffic.total_up == expected.traffic.total_up
+        assert got.traffic.total_down == expected.traffic.total_down
+        values = {key: shelf for shelf in simulated.server.shelves for key in shelf.keys}
+        for shelf in remote.server.shelves:
+            for key in shelf.keys:
+                torch.testing.assert_close(shelf.column(key), values[key].column(key), rtol=1e-4, atol=1e-5)
+        theirs += [row for evaluation in expected.evaluations for row in evaluation.rows()]
+        ours += [row for evaluation in got.evaluations for row in evaluation.rows()]
+    ours += [row for evaluation in remote.finish() for row in evaluation.rows()]
+    same_rows(ours, theirs)
+    assert remote.left_out == {}
+
+
+@pytest.mark.parametrize(("method", "settings", "how"), KINDS)
+def test_letters_change_no_number(tmp_path: Path, method: str, settings: dict[str, Any], how: dict[str, Any]) -> None:
+    if method not in METHODS:
+        pytest.skip(f"{method} is not among the methods")
+    compare(tmp_path / "fed", digits_with_public(**how), method, settings, ["received", "adapted"])
+
+
+def test_every_read_out_works_on_a_device(tmp_path: Path) -> None:
+    names = [name for name in READOUTS if name != "best-of-last"] + ["best-of-last-2"]
+    compare(tmp_path / "fed", digits_with_public(), "fedavg", {}, names)
+
+
+def test_the_bundled_scenario(tmp_path: Path) -> None:
+    compare(tmp_path / "fed", build("digits", clients=8), "modfl", {}, ["received", "adapted"])
