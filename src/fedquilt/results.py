@@ -74,7 +74,9 @@ def summarise(rows: Sequence[Row], alone: Sequence[Row] | None, readout: str, sp
     """Mean, spread and worst decile over clients in the last round, and the gain over the same clients alone."""
     last = final(rows, readout, split)
     if not last:
-        return {"readout": readout, "split": split, "accuracy_mean": None}
+        return {"readout": readout, "split": split} | dict.fromkeys(
+            ("accuracy_mean", "accuracy_std", "accuracy_worst_decile", "f1_mean")
+        )
     scores = torch.tensor([row["accuracy"] for row in last.values()], dtype=torch.float64)
     summary: dict[str, Any] = {
         "readout": readout,
@@ -87,6 +89,8 @@ def summarise(rows: Sequence[Row], alone: Sequence[Row] | None, readout: str, sp
     if alone is not None:
         bar = final(alone, "received", split)
         gains = [row["accuracy"] - bar[client]["accuracy"] for client, row in last.items() if client in bar]
+        if not gains:
+            raise ValueError("the run alone has no rows of these clients; give one of the same scenario")
         summary |= {
             "alone_mean": sum(bar[c]["accuracy"] for c in last if c in bar) / len(gains),
             "gain_over_alone": sum(gains) / len(gains),

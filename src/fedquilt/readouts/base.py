@@ -16,7 +16,7 @@ from torch import Tensor
 from fedquilt.training.evaluate import confusion, f_by_class
 from fedquilt.view import StackView, Table
 
-_SAMPLES_AT_ONCE = 512
+_SAMPLES_AT_ONCE = 2**16  # of all clients of a stack together; no client has more than 512 of them, nor less than 32
 
 Predict = Callable[[StackView, str], Tensor | None]
 
@@ -70,9 +70,9 @@ class Look:
 def _forward(view: StackView, split: str) -> Tensor:
     """The outputs of every client's module on a split, in chunks of samples."""
     x = view.data(split).x
+    step = min(512, max(32, _SAMPLES_AT_ONCE // max(1, len(x))))
     parts = [
-        view.map(lambda call, part: call(part), x[:, at : at + _SAMPLES_AT_ONCE])
-        for at in range(0, x.shape[1], _SAMPLES_AT_ONCE)
+        view.map(lambda call, part: call(part), x[:, at : at + step]) for at in range(0, x.shape[1], step)
     ]
     if not parts:
         return torch.zeros(len(x), 0, view.classes, device=x.device)

@@ -1,0 +1,47 @@
+"""A trial before work starts: one sample through a family's model, so that one that does not suit is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fedquilt.client import Client
+from fedquilt.stacks import Family
+
+
+def check_model(family: Family, clients: Sequence[Client], classes: int, device: torch.device) -> None:
+    """Refuses a model that cannot take its clients' samples, or whose outputs do not go with their labels.
+
+    >>> from torch import nn
+    >>> from fedquilt.stacks import families
+    >>> from fedquilt.units import cut
+    >>> net = nn.Linear(1, 2)
+    >>> client = Client("a", lambda: net, train=([[0.0], [1.0]], [0, 2]))
+    >>> check_model(families({0: net}, {0: cut(net)}, {0: (1,)})[0], [client], 3, torch.device("cpu"))
+    Traceback (most recent call last):
+    ValueError: client 'a' has samples of label 2, but its model has 2 outputs, for labels up to 1; give it 3 or more
+    """
+    name, sample = clients[0].name, clients[0].train.x[:1].to(device)
+    try:
+        with torch.no_grad():
+            outputs = family.evaluator(device)(sample)
+    except Exception as error:
+        kind = f"{sample.dtype} of shape {tuple(sample.shape[1:])}"
+        raise ValueError(f"client '{name}': its model cannot take its samples, {kind}: {error}") from error
+    if outputs.ndim != 2:
+        shape = tuple(outputs.shape[1:])
+        raise ValueError(f"client '{name}': its model gives {shape} for a sample, not one number for each class")
+    wide = outputs.shape[1]
+    for client in clients:
+        highest = max(int(split.y.max()) for split in (client.train, client.validation, client.test) if len(split))
+        if highest >= wide:
+            raise ValueError(
+                f"client '{client.name}' has samples of label {highest}, but its model has {wide} outputs, for labels "
+                f"up to {wide - 1}; give it {highest + 1} or more"
+            )
+    if wide > classes:
+        raise ValueError(
+            f"client '{name}': its model has {wide} outputs, but the highest label of all clients is {classes - 1}; "
+            f"give it {classes}, or name all {wide} labels in the scenario's label_names"
+        )
