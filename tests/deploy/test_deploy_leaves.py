@@ -1,0 +1,158 @@
+"""What leaves a device: the bytes on the wire side of the adapter, and what must not be among them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import numpy as np
+import torch
+from deploy_help import digits_with_public, federate
+from safetensors.numpy import load_file
+
+from fedquilt.deploy.client_app import make_app
+from fedquilt.deploy.device import Device
+from fedquilt.deploy.parcel import read_record
+from fedquilt.deploy.wire import unpack
+from fedquilt.scenario import Scenario
+
+SECRET = "the patient's name is Ada"
+
+
+def pieces(array: np.ndarray, length: int = 16) -> list[bytes]:
+    """Some stretches of an array's bytes that are no accident if they occur elsewhere."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    starts = range(0, max(1, len(flat) - length), max(1, len(flat) // 20))
+    found = [flat[at : at + length].tobytes() for at in starts]
+    return [piece for piece in found if len(set(piece)) > 8]  # a run of equal numbers is nobody's secret
+
+
+def all_sent(post_up: list[bytes]) -> bytes:
+    return b"".join(post_up)
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    return digits_with_public(unlike=True)
+
+
+def test_private_units_never_leave(tmp_path: Path, scenario: Scenario) -> None:
+    federation, post = federate(tmp_path / "fed", scenario, "fedper", 3)
+    for _ in range(3):
+        federation.step()
+    federation.finish()
+    for number, name in enumerate(post.devices):
+        sent = all_sent(post.up[name])
+        crew = next(crew for crew in federation.fleet.crews if number in crew.family.ids)
+        plan = federation.server.plan
+        kept = load_file(post.project.client_folder(name) / "state" / "test" / "committed.safetensors")["row"]
+        rows = torch.from_numpy(kept)[None]
+        private = [unit.name for unit in crew.family.layout.units if not bool(plan.sends(unit.name)[number])]
+        shared = [unit.name for unit in crew.family.layout.units if bool(plan.sends(unit.name)[number])]
+        assert private
+        for unit in private:
+            for piece in pieces(crew.family.layout.take(rows, unit).numpy()[0]):
+                assert piece not in sent, f"{name}: {unit}"
+        if shared:  # the test could see them: a unit that is shared is found
+            unit = shared[0]
+            assert any(piece in sent for piece in pieces(crew.family.layout.take(rows, unit).numpy()[0]))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddl", "score-sharing"])
+def test_raw_data_never_leave(tmp_path: Path, method: str) -> None:
+    scenario = digits_with_public()
+    federation, post = federate(tmp_path / "fed", scenario, method, 3)
+    for _ in range(3):
+        federation.step()
+    federation.finish()
+    for client in scenario.clients:
+        sent = all_sent(post.up[client.name])
+        for split in (client.train, client.validation, client.test):
+            for sample in split.x.numpy():
+                assert not any(piece in sent for piece in pieces(sample))
+            assert split.y.numpy().tobytes() not in sent
+
+
+def test_score_sharing_sends_no_parameters(tmp_path: Path, scenario: Scenario) -> None:
+    federation, post = federate(tmp_path / "fed", scenario, "score-sharing", 2)
+    federation.step()
+    federation.step()
+    for name in post.devices:
+        arrays, _ = unpack(post.up[name][-1])
+        assert {key.split("-")[0] for key in arrays if key.startswith("value/")} == {"value/label"}
+
+
+def test_an_answer_says_these_things_and_no_others(tmp_path: Path, scenario: Scenario) -> None:
+    federation, post = federate(tmp_path / "fed", scenario, "fedavg", 2)
+    federation.step()
+    federation.step()
+    hello, *rounds = post.up["client-0"]
+    assert set(unpack(hello)[1]) == {"member", "changes", "token", "kind"}
+    assert set(unpack(hello)[1]["member"]) == {"name", "samples", "traits", "labels", "public", "units"}
+    for answer in rounds:
+        arrays, text = unpack(answer)
+        assert set(text) <= {"round", "counts", "token", "kind"}
+        assert {name.split("/")[0] for name in arrays} == {"value", "report"}
+        assert [name for name in arrays if name.startswith("report/")] == ["report/loss"]
+
+
+def test_no_text_of_an_exception_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    federation, post = federate(tmp_path / "fed", digits_with_public(), "fedavg", 2)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError(SECRET)
+
+    monkeypatch.setattr("fedquilt.deploy.device.keep", fail)
+    with pytest.raises(RuntimeError, match="was tried"):
+        federation.step()
+    assert SECRET in capfd.readouterr().err  # on the device it is in the log
+    for answers in post.up.values():
+        assert SECRET.encode() not in all_sent(answers)
+        assert unpack(answers[-1])[1]["code"] == "failed"
+
+
+def test_not_even_where_the_program_around_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    from flwr.app import Context, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+
+    def fail(_: bytes) -> bytes:
+        raise RuntimeError(SECRET)
+
+    asked = Message(RecordDict(), dst_node_id=1, message_type="train", group_id="1", ttl=60)
+    asked.metadata.__dict__["_message_id"] = "1"
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    answer = make_app(fail)(message=asked, context=context)
+    assert not answer.has_error()
+    assert read_record(answer) == b""
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_letter_brings_nothing_of_others_but_their_circles(tmp_path: Path) -> None:
+    """With private plans a client receives no values at all, and never another client's name."""
+    federation, post = federate(tmp_path / "fed", digits_with_public(), "local", 2)
+    federation.step()
+    federation.step()
+    for name, letters in post.down.items():
+        for letter in letters[1:]:
+            arrays, text = unpack(letter)
+            assert not arrays
+            others = [other for other in post.devices if other != name]
+            assert not any(other in json.dumps(text) for other in others)
+
+
+def test_a_device_writes_nothing_outside_its_folder(tmp_path: Path) -> None:
+    federation, post = federate(tmp_path / "fed", digits_with_public(), "fedavg", 1)
+    federation.step()
+    federation.finish()
+    folder = post.project.client_folder("client-0")
+    known = {"client.toml", "ca.crt", "node.key", "node.pub", "data.npz", "common.npz", "public_test.npz"}
+    assert {p.name for p in folder.iterdir()} == known | {"state", "models"}
+    assert isinstance(post.devices["client-0"], Device)
