@@ -10,8 +10,11 @@ Settled here, where the paper is silent or cannot be followed:
 - `linkage="component"` is the letter: with more than about ten clients, links below the mean join nearly everyone.
   `linkage="average"` cuts an agglomerative tree at the same threshold and does form groups.
 - Whoever is heard for the first time after a layer was grouped (a newcomer, section 7, or a client that was not chosen
-  then) joins, layer by layer, the group to which its mean divergence is the smallest, if that is not above the mean
-  divergence within the group below, the threshold; else it is alone from there on. The others stay as they are.
+  then) joins, layer by layer, the group to which its mean divergence is the smallest, if that is not above the
+  threshold, the mean over the pairs of the group below and itself; else it is alone from there on. Others stay put.
+- Whoever is alone in its group cannot be split off any more, so it is not asked for a whole model again. (Links up to
+  the mean always leave the closest two of a group together: that every group has one member, the paper's early stop,
+  happens only where models are of unlike shapes or give no finite answers.)
 - Clients of unlike architectures are grouped by themselves from the first layer that differs.
 - A restart (`regroup_every`) forgets all groups and begins at the bottom at once; upper layers rest until regrouped.
 """
@@ -81,7 +84,7 @@ class FedDL(Method):
     def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
         """Algorithm 2, lines 4-13; merging (line 10) and aligning (line 11) follow from the plan."""
         state, due = dict(state), self._due(state)
-        if sent.ups and (due or bool(_waiting(state).any())):
+        if bool(self._looked_at(state)[sent.ids].any()):
             state, divergence = self._listen(state, sent, roster)
             if due:
                 if state["done"]:
@@ -95,13 +98,13 @@ class FedDL(Method):
         layer = len(state["circle"])
         circle, freq = group_by_affinity(divergence, _below(state["circle"], state["heard"], roster), self.linkage)
         circle = first_of_each(circle)
-        shared = ((circle[:, None] == circle) & (circle >= 0)).sum(1) > 1
+        last = layer + 1 == max(len(member.units) for member in roster.members) - 1
         return {
             "circle": [*state["circle"], circle],
             "freq": [*state["freq"], freq],
             "step": 0,
             "interval": (1 - self.decay) * state["interval"],
-            "done": not bool(shared.any()) or layer + 1 == max(len(member.units) for member in roster.members) - 1,
+            "done": last or not bool(_with_others(circle).any()),
         }
 
     def welcome(self, state: State, plan: Plan, roster: Roster, sent: Sent) -> tuple[State, Plan]:
@@ -134,8 +137,16 @@ class FedDL(Method):
                 if unit is not None:
                     circles[unit[0]][i], freqs[unit[0]][i] = circle[i], freq[i]
         plans = {unit: align(circles[unit], freqs[unit]) for unit in roster.units}
-        looked_at = torch.ones(len(roster), dtype=torch.bool) if self._due(state) else _waiting(state)
+        looked_at = self._looked_at(state)
         return Plan(plans, {unit: looked_at & roster.has(unit) & ~plans[unit].sends for unit in roster.units})
+
+    def _looked_at(self, state: State) -> Tensor:
+        """(K,) who has to send a whole model in the coming round: to be grouped, if not alone yet, or to be placed."""
+        if not self._due(state):
+            return _waiting(state)
+        if state["done"] or not state["circle"]:
+            return torch.ones_like(state["heard"])
+        return _with_others(state["circle"][-1]) | _waiting(state)
 
     def _listen(self, state: State, sent: Sent, roster: Roster) -> tuple[State, Tensor]:
         """Eq. 1-3: run the whole models that were sent on the common samples; the divergence of all heard so far.
@@ -171,8 +182,9 @@ def place(i: int, divergence: Tensor, state: State, roster: Roster) -> State:
         groups = sorted(set(circle[peers].tolist()))
         far = torch.stack([divergence[i, peers[circle[peers] == group]].nanmean() for group in groups])
         far = far.nan_to_num(torch.inf)
-        within = divergence[peers[:, None], peers][~torch.eye(len(peers), dtype=torch.bool)]
-        threshold = within.nanmean() if len(within) else far.min()  # with one other, two stay together
+        everyone = torch.cat([peers, torch.tensor([i])])
+        within = divergence[everyone[:, None], everyone]
+        threshold = within[~torch.eye(len(everyone), dtype=torch.bool)].nanmean()  # with one other: they stay together
         if bool(far.min() <= threshold):
             circle[i] = groups[int(far.argmin())]
             links = divergence[i, peers[circle[peers] == circle[i]]] <= threshold
@@ -201,6 +213,11 @@ def first_of_each(circle: Tensor) -> Tensor:
     """
     first: dict[int, int] = {}
     return torch.tensor([-1 if c < 0 else first.setdefault(c, i) for i, c in enumerate(circle.tolist())])
+
+
+def _with_others(circle: Tensor) -> Tensor:
+    """(K,) whose group has more members than itself."""
+    return ((circle[:, None] == circle) & (circle >= 0)).sum(1) > 1
 
 
 def _waiting(state: State) -> Tensor:
