@@ -153,6 +153,7 @@ def test_a_device_writes_nothing_outside_its_folder(tmp_path: Path) -> None:
     federation.step()
     federation.finish()
     folder = post.project.client_folder("client-0")
-    known = {"client.toml", "ca.crt", "node.key", "node.pub", "data.npz", "common.npz", "public_test.npz"}
+    known = {"client.toml", "ca.crt", "node.key", "node.pub", "deploy_models.py"}
+    known |= {"data.npz", "common.npz", "public_test.npz"}
     assert {p.name for p in folder.iterdir()} == known | {"state", "models"}
     assert isinstance(post.devices["client-0"], Device)

@@ -30,7 +30,7 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("modfl", {"split": 2, "by": {"configuration": "device", "operation": "found"}, "cohorts": 2, "every": 1}, {}),
     ("feddl", {"interval": 1}, {}),
     ("feddl", {"interval": 1, "linkage": "average"}, {}),
-    ("fedmn", {"blocks": [2, 2], "dropout": 0.0}, {}),
+    ("fedmn", {"blocks": [2, 2]}, {}),
     ("score-sharing", {}, {"unlike": True}),
     ("score-sharing", {}, {"unlike": True, "changes": True}),
     ("fedper", {}, {}),

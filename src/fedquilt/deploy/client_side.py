@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -60,6 +61,19 @@ def start_node(node: Node, data: Path) -> NodeProcesses:
     work = [sys.executable, "-m", "fedquilt.deploy.worker", str(node.folder), str(data.resolve()), f"127.0.0.1:{port}"]
     worker = Service.start(f"worker of client '{node.name}'", work, log, env)
     return NodeProcesses(worker, Service.start(f"client '{node.name}'", command, log, env))
+
+
+def check(node: Node, data: Path) -> str:
+    """One line about the client, or what is wrong with its data or model as an error.
+
+    It is found out in a process of its own, so that the one that watches over the client stays small.
+    """
+    command = [sys.executable, "-m", "fedquilt.deploy.worker", str(node.folder), str(data.resolve()), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["the client cannot be started"]
+        raise ValueError(said[-1])
+    return done.stdout.strip()
 
 
 def keep_running(node: Node, data: Path, pause: float = 5.0) -> Iterator[NodeProcesses]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +76,10 @@ def create_from_scenario(
         for start, change in client.changes.items():
             changes[str(start)] = {"labels": list(change.labels)} if change.labels is not None else {}
             if change.model is not None:
-                changes[str(start)]["model"] = model_reference(change.model, client.name)
-        reference = model_reference(client.model, client.name)
+                changes[str(start)]["model"], source = model_reference(change.model, client.name)
+                _take_along(source, project, client.name)
+        reference, source = model_reference(client.model, client.name)
+        _take_along(source, project, client.name)
         _client_folder(project, client.name, client.traits, client.labels, reference, changes)
         models[client.name] = {**reference, "changes": {k: v["model"] for k, v in changes.items() if "model" in v}}
         _write_data(project.client_folder(client.name) / "data.npz", client)
@@ -85,35 +88,47 @@ def create_from_scenario(
     return _finish(project, models)
 
 
-def model_reference(builder: Any, client: str) -> dict[str, Any]:
-    """How a device finds a model builder: the name of an importable function, and its plain arguments.
+def model_reference(builder: Any, client: str) -> tuple[dict[str, Any], Path | None]:
+    """How a device finds a model builder: the function's name and its plain arguments; and the file to take along
+    where the function is in a file of the user's own.
 
     >>> from torch import nn
     >>> model_reference(partial(nn.Linear, 4, out_features=2), "a")
-    {'builder': 'torch.nn.modules.linear:Linear', 'arguments': [4], 'keywords': {'out_features': 2}}
+    ({'builder': 'torch.nn.modules.linear:Linear', 'arguments': [4], 'keywords': {'out_features': 2}}, None)
     >>> model_reference(lambda: nn.Linear(4, 2), "a")
     Traceback (most recent call last):
     ...
-    ValueError: client 'a': a device cannot import its model builder; make it a function of a module, or a
+    ValueError: client 'a': a device cannot find its model builder; make it a function of a file or module, or a
     functools.partial of one with plain arguments
     """
     function, arguments, keywords = builder, (), {}
     if isinstance(builder, partial):
         function, arguments, keywords = builder.func, builder.args, builder.keywords
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    address, file = _home(function)
     try:
         json.dumps([arguments, keywords], allow_nan=False)
-        importable = module != "__main__" and getattr(import_module(module), name, None) is function
-    except (ImportError, TypeError, ValueError):
-        importable = False
-    if not importable:
+    except (TypeError, ValueError):
+        address = ""
+    if not address:
         raise ValueError(
-            f"client '{client}': a device cannot import its model builder; make it a function of a module, or a\n"
+            f"client '{client}': a device cannot find its model builder; make it a function of a file or module, or a\n"
             "functools.partial of one with plain arguments"
         )
-    reference: dict[str, Any] = {"builder": f"{module}:{name}"}
+    reference: dict[str, Any] = {"builder": address}
     reference |= {"arguments": list(arguments)} if arguments else {}
-    return reference | ({"keywords": dict(keywords)} if keywords else {})
+    return reference | ({"keywords": dict(keywords)} if keywords else {}), file
+
+
+def _home(function: Any) -> tuple[str, Path | None]:
+    """Where a function is: in an installed module, or in a file of the user's own; empty where it has no address."""
+    module, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__qualname__", "")
+    if module is None or getattr(module, name, None) is not function:
+        return "", None
+    file = Path(getattr(module, "__file__", None) or "builtin")
+    places = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
+    if "." in module.__name__ or file.suffix != ".py" or any(file.is_relative_to(place) for place in places):
+        return f"{module.__name__}:{name}", None
+    return f"{file.name}:{name}", file
 
 
 def _skeleton(folder: Path, names: Sequence[str], project: Project) -> Project:
@@ -160,6 +175,14 @@ def _client_folder(
     Node(
         folder, name, server.hosts[0], server.port, server.tls, server.authentication, traits, own, model, changes
     ).write()
+
+
+def _take_along(file: Path | None, project: Project, client: str) -> None:
+    """Copies a model file to a client's folder and to the server's."""
+    if file is not None:
+        for folder in (project.client_folder(client), project.server_folder):
+            folder.mkdir(exist_ok=True)
+            shutil.copy(file, folder)
 
 
 def _carry(model: str, folder: Path) -> str:

@@ -23,6 +23,7 @@ from fedquilt.disk import METRICS, TRAFFIC
 from fedquilt.fleet import Terms
 from fedquilt.run import Run, make_method, make_readouts
 from fedquilt.scenario import Scenario
+from fedquilt.sharing import pick
 from fedquilt.training.settings import Training
 
 Declarations = dict[str, dict[str, Any]]
@@ -141,6 +142,7 @@ def make_federation(
     scenario = Scenario(
         project.terms.scenario, clients, terms.training, terms.common, terms.public_test, names, project.terms.origin
     )
+    rule = dict(spec.get("merge") or {"name": "mean"})
     federation = RemoteFederation(
         spec["run"],
         scenario,
@@ -149,6 +151,7 @@ def make_federation(
         project.rounds,
         project.transfer,
         make_readouts(spec.get("readouts") or DEFAULT_READOUTS),
+        pick(rule.pop("name"), **rule),
         spec.get("evaluate_every", 1),
         log,
     )

@@ -31,6 +31,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from fedquilt.deploy.processes import Failed
 from fedquilt.deploy.project import Project
 
 
@@ -63,7 +64,7 @@ class Operator(AbstractContextManager["Operator"]):
         try:
             answer = self._client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public)))
         except httpx.HTTPStatusError as error:
-            raise RuntimeError(f"the key {key.name} could not be registered: {error.response.text[:300]}") from None
+            raise Failed(f"the key {key.name} could not be registered: {error.response.text[:300]}") from None
         return int(answer.node_id)
 
     def start(self, app: Path, config: Mapping[str, str | int | float | bool]) -> int:
@@ -89,3 +90,14 @@ class Operator(AbstractContextManager["Operator"]):
     def stop(self, run: int) -> None:
         """Ends a run."""
         self._client.StopRun(StopRunRequest(run_id=run))
+
+
+def who_is_there(project: Project) -> dict[str, str] | None:
+    """Each client and whether it is online, as far as Flower knows; None where the server does not run."""
+    try:
+        with Operator(project) as operator:
+            seen = operator.nodes()
+    except (ConnectionError, httpx.HTTPError):
+        return None
+    names = project.nodes()
+    return {names[number]: state for number, state in seen.items() if number in names}

@@ -57,6 +57,10 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
+class Failed(OSError):
+    """Something outside this program did not do what it should; the sentence says what and where to look."""
+
+
 @dataclass
 class Service:
     """A process and everything it starts."""
@@ -109,7 +113,7 @@ class Service:
         end = time.monotonic() + patience
         while not ready():
             if not self.alive:
-                raise RuntimeError(f"{self.name} ended while {what}; the end of {self.log}:\n{self.tail()}")
+                raise Failed(f"{self.name} ended while {what}; the end of {self.log}:\n{self.tail()}")
             if time.monotonic() > end:
                 raise TimeoutError(f"{self.name}: {what} took more than {patience:.0f} s; see {self.log}")
             time.sleep(0.1)

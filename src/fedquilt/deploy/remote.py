@@ -28,6 +28,7 @@ from fedquilt.messages import Down, Member
 from fedquilt.readouts import Readout
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
+from fedquilt.sharing import Rule, mean
 
 Answers = dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]]
 Counts = Mapping[str, Mapping[str, list[list[int]]]]
@@ -82,6 +83,7 @@ class RemoteFederation(Federation):
         rounds: Rounds,
         transfer: Transfer,
         readouts: Sequence[Readout] = (),
+        rule: Rule = mean,
         evaluate_every: int = 1,
         log: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
@@ -93,6 +95,7 @@ class RemoteFederation(Federation):
             "cpu",
             "sequential",
             readouts=readouts,
+            rule=rule,
             evaluate_every=evaluate_every,
         )
         self.run_name, self.post, self.rounds, self.transfer, self.log = run, post, rounds, transfer, log

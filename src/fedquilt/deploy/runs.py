@@ -11,6 +11,7 @@ from typing import Any
 
 from fedquilt.deploy.lead import make_terms
 from fedquilt.deploy.operator import Operator
+from fedquilt.deploy.processes import Failed
 from fedquilt.deploy.project import Project, write_atomically
 from fedquilt.deploy.records import CHECKPOINT, LETTERS, STATUS
 
@@ -104,14 +105,14 @@ def follow(
             summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
             return summary
         if state.get("state") == "failed":
-            raise RuntimeError(f"the run {spec['run']} failed: {state.get('error')}{_go_on(folder)}")
+            raise Failed(f"the run {spec['run']} failed: {state.get('error')}{_go_on(folder)}")
         if time.monotonic() - checked > 5:
             checked = time.monotonic()
             with Operator(project) as operator:
                 status = operator.status(number)
             if status.startswith("finished") and _state(folder).get("state") not in ("finished", "failed"):
                 log = project.server_folder / "logs" / "superlink.log"
-                raise RuntimeError(f"the run {spec['run']} ended as '{status}'; see {log}{_go_on(folder)}")
+                raise Failed(f"the run {spec['run']} ended as '{status}'; see {log}{_go_on(folder)}")
         time.sleep(poll)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 import urllib.request
 from contextlib import ExitStack
 from types import TracebackType
 
 from fedquilt.deploy import nginx
 from fedquilt.deploy.operator import Operator
-from fedquilt.deploy.processes import Service, environment, free_port, listening, program
+from fedquilt.deploy.processes import Failed, Service, environment, free_port, listening, program
 from fedquilt.deploy.project import Project, write_atomically
 
 
@@ -58,6 +59,13 @@ class ServerSide:
         if self.with_gate:
             return None
         return "nginx is OFF: every process on this machine can register nodes and start runs."
+
+    def watch(self) -> None:
+        """Returns never, unless one of the processes ends by itself, which is an error."""
+        while all(service.alive for service in self.services):
+            time.sleep(0.5)
+        dead = next(service for service in self.services if not service.alive)
+        raise Failed(f"{dead.name} ended by itself; the end of {dead.log}:\n{dead.tail()}")
 
     @property
     def services(self) -> list[Service]:
