@@ -35,7 +35,8 @@ def sent(round_: int, answers: Sequence[list[float]], ids: Sequence[int] | None 
     """What the server is given where whole models were sent that answer like this."""
     ids = tuple(ids if ids is not None else range(len(answers)))
     whole = Block(tuple(SIZES), tuple(SIZES.values()), None, torch.zeros(len(ids), sum(SIZES.values())))
-    return Sent(round_, (Up(round_, ids, (whole,)),), models=lambda *_: (torch.tensor(ids), torch.tensor(answers)[:, None]))
+    told = torch.tensor(ids), torch.tensor(answers)[:, None]
+    return Sent(round_, (Up(round_, ids, (whole,)),), models=lambda *_: told)
 
 
 def circles(plan: fq.Plan, unit: str) -> list[int]:
