@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 import torch
 from deploy_help import digits_with_public, federate, same_rows
 
+from fedquilt.deploy.letters import plain
 from fedquilt.federation import Federation
 from fedquilt.methods import METHODS
 from fedquilt.readouts import READOUTS
@@ -31,6 +32,8 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("feddl", {"interval": 1}, {}),
     ("feddl", {"interval": 1, "linkage": "average"}, {}),
     ("fedmn", {"blocks": [2, 2]}, {}),
+    ("feddl", {"interval": 1}, {"unlike": True}),
+    ("fedmn", {"blocks": {"a": [2, 2], "b": [2, 2]}}, {"unlike": True}),
     ("score-sharing", {}, {"unlike": True}),
     ("score-sharing", {}, {"unlike": True, "changes": True}),
     ("fedper", {}, {}),
@@ -40,9 +43,8 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 def compare(folder: Path, scenario: Scenario, method: str, settings: dict[str, Any], readouts: list[str]) -> None:
     training = scenario.training.but({"rounds": ROUNDS})
-    chosen = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     simulated = Federation(
-        scenario, make_method(method, chosen), training, device="cpu", engine="sequential",
+        scenario, make_method(method, plain(settings)), training, device="cpu", engine="sequential",
         readouts=make_readouts(readouts),
     )  # fmt: skip
     remote, _ = federate(folder, scenario, method, ROUNDS, settings=settings, readouts=readouts)

@@ -198,8 +198,9 @@ def tell_exchange(line: Mapping[str, Any]) -> None:
     """One line of progress."""
     from fedquilt.deploy.wire import REASONS
 
+    what = f"round {line['round']:>4}" if line["what"] == "round" else f"{line['what']:>10}"
     say(
-        f"round {line['round']:>4}  {len(line['answered'])} of {len(line['asked'])} answered in {line['seconds']:.1f} s"
+        f"{what}  {len(line['answered'])} of {len(line['asked'])} answered in {line['seconds']:.1f} s"
         + "".join(f"; {name} left out: {REASONS[code]}" for name, code in line["refused"].items())
     )
 

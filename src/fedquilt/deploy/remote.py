@@ -39,6 +39,7 @@ class Exchange:
     """What one exchange of letters was: for the log and for `status`."""
 
     round: int
+    what: str  # "round", or "look" and "end" where clients only look at what they received
     attempt: int
     asked: list[str]
     answered: list[str] = field(default_factory=list)
@@ -183,7 +184,8 @@ class RemoteFederation(Federation):
         letters = {
             self.names[n]: self._letter(down, tokens[n], n in evaluating, train, last) for n, down in downs.items()
         }
-        record = Exchange(self.round + 1, attempt, list(letters))
+        what = "round" if train else "end" if last else "look"
+        record = Exchange(self.round + 1, what, attempt, list(letters))
         record.bytes_down = {name: len(letter) for name, letter in letters.items()}
         start = time.perf_counter()
         answers: Answers = {}

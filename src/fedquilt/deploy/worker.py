@@ -36,15 +36,19 @@ def serve(address: str, secret: bytes, app: ClientApp) -> None:
     """Takes tasks from the SuperNode at a loopback address, and answers them, until the process is ended."""
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED)
+    silent = False
     with RuntimeHttpClient.from_server_address(address, True, None, [version, signed]) as client:
         while True:
             try:
                 task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+                silent = False
                 if task.token:
                     answer(address, task.token, app)
                     continue
             except (httpx.HTTPError, OSError, RuntimeError) as error:
-                print(f"SuperNode does not answer ({type(error).__name__})", file=sys.stderr, flush=True)
+                if not silent:
+                    print(f"SuperNode does not answer ({type(error).__name__}); trying on", file=sys.stderr, flush=True)
+                silent = True
             time.sleep(_POLL)
 
 
