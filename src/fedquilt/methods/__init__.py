@@ -3,6 +3,7 @@
 from fedquilt.methods.base import Method, Prepared, State
 from fedquilt.methods.fedavg import FedAvg
 from fedquilt.methods.feddl import FedDL
+from fedquilt.methods.fedmn import FedMN
 from fedquilt.methods.fedper import FedPer
 from fedquilt.methods.fedprox import FedProx
 from fedquilt.methods.local import Local
@@ -18,6 +19,7 @@ METHODS: dict[str, type[Method]] = {
         FedPer,
         ModFL,
         FedDL,
+        FedMN,
         ScoreSharing,
     )
 }
@@ -26,6 +28,7 @@ __all__ = [
     "METHODS",
     "FedAvg",
     "FedDL",
+    "FedMN",
     "FedPer",
     "FedProx",
     "Local",

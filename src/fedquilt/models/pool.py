@@ -58,6 +58,13 @@ class ModulePool(nn.Module):
             )
             size = width
         self.output = nn.ModuleList(nn.Linear(size, classes) for _ in range(blocks[-1]))
+        # Means over blocks are small where blocks are random; He et al.'s weights keep the signal's size better than
+        # PyTorch's, and the pool then learns at the learning rates that plain networks like.
+        for layers in self.block.values():
+            for block in cast(nn.ModuleList, layers):
+                nn.init.kaiming_normal_(cast(nn.Linear, cast(nn.Sequential, block)[0]).weight)
+        for block in self.output:
+            nn.init.kaiming_normal_(cast(nn.Linear, block).weight, nonlinearity="linear")
 
     def layers(self) -> list[list[nn.Module]]:
         """The blocks, layer by layer."""
@@ -196,6 +203,10 @@ class RoutedNetwork(nn.Module):
 
     def extra_repr(self) -> str:
         return f"blocks={list(self.pool.blocks)}, gates={self.gates!r}"
+
+    def assembled(self) -> Assembled:
+        """The client's network as an ordinary module, without the router and the blocks its route leaves out."""
+        return assembled(self.pool, self.route)
 
     def forward(
         self,

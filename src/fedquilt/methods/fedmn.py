@@ -1,0 +1,241 @@
+"""FedMN (Wang et al. 2022): a pool of blocks for all, and a router that picks each client's own from its data.
+
+Equations 1 and 11 are `models.pool.ModulePool`, 5 is `models.gates.binary_concrete`, 7-10 are `models.pool.Router`, 6
+is `objective`; section II-E is `_plan`. A client trains, sends and receives only the blocks its route puts to use, and
+the router.
+
+Deviations, each because the letter does not do what it is for:
+- `joint="product"` (eq. 8) instead of the concatenation (eq. 9), which cannot tell clients apart by their joint
+  distribution: see `Router`. `joint="concat"` is the letter.
+- Blocks are averaged over the clients that have them active; the paper's sum over all clients would shrink them. A
+  block nobody has active keeps its value.
+- Where a client's decision leaves no complete path, its most probable one is opened.
+- In training the router speaks on the batch at hand, whose mean embedding estimates that of all the client's data
+  without bias; this is what carries the loss to the router. Decisions are made on all of a client's training data,
+  after training.
+- The router learns faster (`router_rate`) and gates start half open (`start`): with the learning rate of the blocks and
+  closed or open gates, all clients end with one route.
+
+What passes beside the values of units (one bit a block up, and E numbers a client each way with `spread`) is not in the
+communication count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedquilt.messages import Member, Roster, Sent
+from fedquilt.methods.base import Method, Prepared, State
+from fedquilt.methods.fedavg import circles_of_shape
+from fedquilt.models.gates import Gates, active_blocks, block_names, check_blocks, decide, paths
+from fedquilt.models.pool import Joint, RoutedNetwork, split_head
+from fedquilt.sharing import Plan, UnitPlan
+from fedquilt.training.batches import key_of
+from fedquilt.training.objective import Batch, Call, Context, Objective
+
+if TYPE_CHECKING:
+    from fedquilt.view import StackView
+
+Blocks = Sequence[int]
+
+
+@dataclass(frozen=True)
+class FedMN(Method):
+    """A client's network is assembled from the blocks of a pool, along a route that a shared router finds for it.
+
+    `blocks` are the blocks of each layer, or a mapping from values of the trait `by` to such lists: clients of unlike
+    devices then have pools, routers and circles of their own. A client's model becomes the encoder by losing its linear
+    layers at the top, at most one for each layer of the pool above the encoders (`split_head`); a model that is a
+    `RoutedNetwork` is taken as it is. `width` is that of the blocks between encoders and outputs (default: the model's
+    last hidden layer). `pretrain` rounds at the start circulate the encoders only, with all gates open. `spread`
+    above 0 adds a reward for routes that differ between clients (see `against_one_route`).
+    """
+
+    name: ClassVar[str] = "fedmn"
+    blocks: Blocks | Mapping[str, Blocks] = (3, 3, 3)
+    by: str = "device"
+    width: int | None = None
+    dropout: float = 0.2
+    joint: Joint = "product"
+    normalise: bool = True
+    gates: Gates = "relaxed"
+    start: float = 0.6
+    temperatures: tuple[float, float] = (1.0, 0.1)
+    router_rate: float = 10.0
+    spread: float = 0.0
+    pretrain: int = 0
+
+    def __post_init__(self) -> None:
+        for blocks in self.blocks.values() if isinstance(self.blocks, Mapping) else [self.blocks]:
+            check_blocks(blocks)
+        if self.router_rate <= 0:
+            raise ValueError(f"FedMN with router_rate={self.router_rate} never learns a route; give a rate above 0")
+        if min(self.temperatures) <= 0 or self.spread < 0 or self.pretrain < 0:
+            raise ValueError("fedmn: temperatures must be above 0, spread and pretrain must not be negative")
+
+    # --- client half -----------------------------------------------------------------------------------------------
+
+    def wrap(self, model: nn.Module, member: Member, classes: int) -> nn.Module:
+        if isinstance(model, RoutedNetwork):
+            return model
+        blocks = self._blocks_of(member)
+        encoder, features, width = split_head(model, len(blocks) - 1)
+        return RoutedNetwork(
+            encoder, blocks, features=features, classes=classes, width=self.width or width, dropout=self.dropout,
+            joint=self.joint, normalise=self.normalise, start=self.start, gates=self.gates,
+        )  # fmt: skip
+
+    def objective(self) -> Objective:
+        def term(call: Call, batch: Batch, context: Context) -> Tensor:
+            given, epoch = context.extras, cast(Tensor, context.epoch)
+            logits = call(batch.x, y=batch.y, mask=batch.mask) + given["opened"]
+            noise = given["noise"].index_select(0, epoch.view(1)).squeeze(0)  # one draw an epoch, (E,)
+            scores = call(batch.x, logits=logits, noise=noise, temperature=given["temperature"])
+            loss = batch.mean(nn.functional.cross_entropy(scores, batch.y, reduction="none"))
+            return loss + self.spread * against_one_route(logits, given["usual"]) if self.spread else loss
+
+        return Objective((term,))
+
+    def prepare(self, view: StackView) -> Prepared:
+        blocks, k, device = _pool_of(view), len(view.ids), view.rows.device
+        first = view.round <= self.pretrain
+        done = min(1.0, max(0.0, (view.round - 1 - self.pretrain) / max(1, view.rounds - 1 - self.pretrain)))
+        hot, cold = self.temperatures
+        noise = [torch.rand(view.epochs, paths(blocks), generator=draw) for draw in view.generator("gates")]
+        extras = {
+            "noise": torch.stack(noise).to(device),
+            "temperature": torch.full((k,), hot * (cold / hot) ** done, device=device),
+            "opened": torch.full((k,), 1e3 if first else 0.0, device=device),  # far beyond any logit: gates open, alike
+        }
+        if self.spread:
+            told = {} if view.down is None else view.down.told
+            extras["usual"] = told.get("usual", torch.full((k, paths(blocks)), 0.5)).to(device)
+        active = active_blocks(view.buffer("route"), blocks).float()  # (k, blocks)
+        rates = {name: active[:, at] for at, name in enumerate(block_names(blocks))}
+        rates["router"] = torch.full((k,), 0.0 if first else self.router_rate, device=device)
+        return Prepared(extras, rates)
+
+    def report(self, view: StackView) -> Mapping[str, Tensor]:
+        if view.round <= self.pretrain:
+            return {}
+        blocks, table = _pool_of(view), view.data("train")
+        logits = view.map(lambda call, x, y, mask: call(x, y=y, mask=mask), table.x, table.y, table.mask)  # (k, E)
+        route = decide(logits, blocks)
+        view.buffer("route").copy_(route)
+        facts = {"active": active_blocks(route, blocks)}  # (k, blocks)
+        return facts | {"probabilities": logits.sigmoid()} if self.spread else facts
+
+    def _blocks_of(self, member: Member) -> Blocks:
+        if not isinstance(self.blocks, Mapping):
+            return self.blocks
+        value = member.traits.get(self.by, "")
+        if value not in self.blocks:
+            raise ValueError(
+                f"fedmn: client '{member.name}' has {self.by} '{value}', for which blocks names no pool; "
+                f"it names {', '.join(self.blocks)}"
+            )
+        return self.blocks[value]
+
+    # --- server half -----------------------------------------------------------------------------------------------
+
+    def begin(self, roster: Roster) -> tuple[State, Plan]:
+        state: State = {"active": {unit: roster.has(unit) for unit in roster.units}, "usual": {}, "round": 0}
+        return state, self._plan(state, roster)
+
+    def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
+        active = {unit: state["active"].get(unit, roster.has(unit)).clone() for unit in roster.units}
+        usual = dict(state["usual"])
+        for up in sent.ups:
+            units = roster.members[up.ids[0]].units
+            if "active" in up.reports:
+                now = up.reports["active"].cpu()  # (k, blocks)
+                for at, unit in enumerate(unit for unit in units if unit not in ("router", "route")):
+                    active[unit][list(up.ids)] = now[:, at]
+            if "probabilities" in up.reports:
+                usual[_kind(units)] = up.reports["probabilities"].mean(dim=0).cpu()
+        state = {"active": active, "usual": usual, "round": sent.round}
+        return state, self._plan(state, roster)
+
+    def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
+        usual = state["usual"].get(_kind(roster.members[ids[0]].units))
+        return {} if usual is None else {"usual": usual.expand(len(ids), -1)}
+
+    def declared(self, state: State, plan: Plan, before: Roster, roster: Roster) -> tuple[State, Plan]:
+        pairs = zip(before.members, roster.members, strict=True)
+        return self._with(state, roster, torch.tensor([old.units != new.units for old, new in pairs]))
+
+    def welcome(self, state: State, plan: Plan, roster: Roster, sent: Sent) -> tuple[State, Plan]:
+        return self._with(state, roster, torch.arange(len(roster)) == len(roster) - 1)
+
+    def _with(self, state: State, roster: Roster, new: Tensor) -> tuple[State, Plan]:
+        """The plan with new clients, (K,) bool, who start with all blocks; the others keep theirs."""
+        active = {}
+        for unit in roster.units:
+            known = torch.zeros(len(roster), dtype=torch.bool)
+            if unit in state["active"]:
+                known[: len(state["active"][unit])] = state["active"][unit]
+            active[unit] = torch.where(new, roster.has(unit), known)
+        state = {**state, "active": active}
+        return state, self._plan(state, roster)
+
+    def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
+        blocks = [unit for unit in roster.units if unit not in ("router", "route")]
+        use = torch.stack([state["active"][unit] for unit in blocks], dim=1)  # (K, blocks)
+        has = torch.stack([roster.has(unit) for unit in blocks], dim=1)
+        return {
+            "blocks_in_use": float(use.sum() / has.sum()),
+            "selections_of_blocks": len(set(map(tuple, use.tolist()))),
+        }
+
+    def _plan(self, state: State, roster: Roster) -> Plan:
+        """Section II-E: a block is shared by the clients that have it active now, weighted by their samples."""
+        within = roster.trait(self.by) if isinstance(self.blocks, Mapping) else None
+        opening = state["round"] < self.pretrain
+        plans, asked = {"route": UnitPlan(torch.full((len(roster),), -1))}, {}
+        for unit in roster.units:
+            if unit == "route":
+                continue
+            circle = circles_of_shape(roster, unit, within)
+            active = state["active"][unit] & (circle >= 0)
+            if opening and not unit.startswith("encoder."):
+                active = torch.zeros_like(active)
+            inside, alone = active.clone(), torch.zeros_like(active)
+            for number in sorted(set(circle.tolist()) - {-1}):
+                members = circle == number
+                if not bool(active[members].any()):
+                    inside[members.nonzero()[0]] = True  # weight and pull 0: nothing moves, but the value is kept
+                elif int(active[members].sum()) == 1:
+                    alone |= active & members  # sends too, as in the paper: the next to join starts from its copy
+            plans[unit] = UnitPlan(torch.where(inside, circle, -1), roster.samples * active, active.float())
+            asked[unit] = alone
+        return Plan({unit: plans[unit] for unit in roster.units}, asked)
+
+
+def against_one_route(logits: Tensor, usual: Tensor) -> Tensor:
+    """What `spread` weighs: minus the information that a gate has about whose it is, as far as one client moves it.
+
+    The mutual information between client and gate is H(mean of Pi) - mean of H(Pi). Its gradient in one client's Pi
+    needs the mean over clients only (`usual`, from the round before): log-odds of the mean, less those of Pi.
+
+    >>> at_odds = against_one_route(torch.tensor([-3.0]), torch.tensor([0.9]))
+    >>> alike = against_one_route(torch.tensor([3.0]), torch.tensor([0.9]))
+    >>> bool(at_odds < alike)
+    True
+    """
+    pi = logits.sigmoid()
+    entropy = nn.functional.softplus(logits) - pi * logits  # of a Bernoulli variable, in nats
+    return (pi * usual.clamp(0.01, 0.99).logit() + entropy).mean()
+
+
+def _pool_of(view: StackView) -> Blocks:
+    return cast(RoutedNetwork, view.family.template).pool.blocks
+
+
+def _kind(units: Mapping[str, object]) -> str:
+    """A name for clients of one architecture."""
+    return str(key_of(*units.items()))

@@ -1,0 +1,389 @@
+"""FedMN: plans and merges by hand, what moves and what does not, and that it does what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedquilt.client import Client
+from fedquilt.federation import Federation
+from fedquilt.messages import Block, Member, Roster, Sent, Up
+from fedquilt.methods import FedAvg, Local, Method
+from fedquilt.methods.fedmn import FedMN, against_one_route
+from fedquilt.models import MODELS
+from fedquilt.models.gates import active_blocks, block_names, paths
+from fedquilt.models.pool import RoutedNetwork
+from fedquilt.report.routes import Route, draw_routes
+from fedquilt.scenario import Scenario
+from fedquilt.server import Server
+from fedquilt.training.settings import Training
+
+CLASSES = 6
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+
+
+def joint_only(seed: int, clients: int = 24, samples: int = 30, test: int = 100, groups: int = 3) -> Scenario:
+    """Clients with the same samples' distribution and the same label frequencies; groups name the classes differently.
+
+    Every class is a mixture of three clouds, so that a client's own 30 samples are too few to learn from.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    clouds = torch.randn(CLASSES, 3, 20, generator=draw)
+
+    def split(n: int, group: int) -> tuple[Tensor, Tensor]:
+        kind = torch.arange(n) % CLASSES
+        x = clouds[kind, torch.randint(3, (n,), generator=draw)] + torch.randn(n, 20, generator=draw)
+        return x, (kind + group * (CLASSES // groups)) % CLASSES
+
+    members = []
+    for i in range(clients):
+        group = i % groups
+        train, held = split(samples, group), split(test, group)
+        members.append(Client(f"c{i}", plain, train, test=held, traits={"group": str(group)}))
+    return Scenario("joint-only", members)
+
+
+def federation(method: Method, training: Training, scenario: Scenario | None = None, seed: int = 0) -> Federation:
+    return Federation(scenario or joint_only(seed), method, training, seed=seed, device="cpu", engine="vectorised")
+
+
+def final_score(of: Federation) -> float:
+    """The clients' mean accuracy with what they received, on their test data."""
+    return next(e.accuracy for e in of.evaluate() if (e.readout, e.split) == ("received", "test"))
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def small_roster(clients: int = 3, blocks: tuple[int, ...] = (1, 2), samples: tuple[int, ...] = (10, 30, 60)) -> Roster:
+    units = dict.fromkeys(block_names(blocks), ((1,),)) | {"router": ((2,),), "route": ((paths(blocks),),)}
+    return Roster(tuple(Member(f"c{i}", samples[i], {}, (0, 1), units) for i in range(clients)), 2, 5)
+
+
+def sends(server: Server, values: Mapping[str, list[float]], active: list[list[int]]) -> Up:
+    """What three clients send under the server's plan when unit u of client i is values[u][i]."""
+    down = server.down((0, 1, 2))
+    blocks = [
+        Block((unit,), (1,), who.nonzero()[:, 0], torch.tensor(values[unit])[who][:, None])
+        for unit, who in down.send.items()
+        if unit in values
+    ]
+    return Up(down.round, down.ids, tuple(blocks), {"active": torch.tensor(active, dtype=torch.bool)})
+
+
+def test_merging_by_hand() -> None:
+    roster = small_roster()
+    first = {(unit, s): torch.zeros(len(s) and s[0][0]) for unit, s in roster.members[0].units.items()}
+    server = Server(FedMN(blocks=(1, 2)), roster, first)
+    # Round 1: all open, so all send all blocks; route: clients 0 and 1 keep output.0, client 2 keeps output.1.
+    mine = {"encoder.0": [1.0, 2.0, 3.0], "output.0": [4.0, 8.0, 100.0], "output.1": [-7.0, -7.0, 5.0]}
+    server.merge([sends(server, mine, [[1, 1, 0], [1, 1, 0], [1, 0, 1]])])
+    plan = server.plan
+    assert plan["encoder.0"].lists == {"circle": [0, 0, 0], "weight": [10, 30, 60], "pull": [1, 1, 1]}
+    assert plan["output.0"].lists == {"circle": [0, 0, -1], "weight": [10, 30, 0], "pull": [1, 1, 0]}
+    assert plan["output.1"].lists == {"circle": [-1, -1, 0], "weight": [0, 0, 60], "pull": [0, 0, 1]}
+    assert plan["route"].lists["circle"] == [-1, -1, -1]
+    # encoder.0: (10 * 1 + 30 * 2 + 60 * 3) / 100; output.0: (10 * 4 + 30 * 8) / 40, normalised over who has it active.
+    assert value(server, "encoder.0") == pytest.approx(2.5)
+    assert value(server, "output.0") == pytest.approx(7.0)
+    assert value(server, "output.1") == pytest.approx(5.0)
+    # Each sends what it has active, also the only one that has it.
+    assert [plan.sends(u).tolist() for u in ("output.0", "output.1")] == [[True, True, False], [False, False, True]]
+    assert [plan.receives(u).tolist() for u in ("output.0", "output.1")] == [[True, True, False], [False] * 3]
+
+    # Round 2: client 2 goes over to output.0, which it did not train; output.1 is now nobody's and keeps its value.
+    mine = {"encoder.0": [1.0, 1.0, 1.0], "output.0": [6.0, 10.0, 100.0], "output.1": [0.0, 0.0, 9.0]}
+    server.merge([sends(server, mine, [[1, 1, 0], [1, 1, 0], [1, 1, 0]])])
+    assert value(server, "output.0") == pytest.approx(9.0)  # (10 * 6 + 30 * 10) / 40: client 2 takes, but gave nothing
+    assert server.plan.receives("output.0").tolist() == [True, True, True]
+    assert value(server, "output.1") == pytest.approx(5.0)
+    assert not server.plan.sends("output.1").any()
+    assert not server.plan.receives("output.1").any()
+
+    # Round 3: client 0 returns to output.1 and gets the kept value.
+    mine = {"encoder.0": [1.0, 1.0, 1.0], "output.0": [6.0, 10.0, 2.0]}
+    server.merge([sends(server, mine, [[1, 1, 1], [1, 1, 0], [1, 1, 1]])])
+    down = server.down((0, 1, 2))
+    got = {block.units: (block.value, pull) for block, pull in zip(down.blocks, down.pulls, strict=True)}
+    received, pull = next(v for units, v in got.items() if "output.1" in units)
+    assert received[:, 0].tolist() == [5.0, 5.0, 5.0]
+    assert pull is not None
+    assert pull.tolist() == [1.0, 0.0, 1.0]
+
+
+def value(server: Server, unit: str) -> float:
+    shelf = next(shelf for shelf in server.shelves if unit in shelf.units)
+    return shelf.column(next(key for key in shelf.keys if key[0] == unit)).item()
+
+
+def test_the_temperature_goes_from_1_to_a_tenth_and_the_noise_is_one_draw_an_epoch() -> None:
+    of = federation(FedMN(), Training(rounds=3, epochs=2))
+    ids = tuple(range(24))
+    crew = of.fleet.crews[0]
+    seen = []
+    for round_ in (1, 2, 3):
+        view = of.fleet.view(crew, ids, crew.rows, None, round_)
+        prepared = of.method.prepare(view)
+        seen.append(prepared.extras["temperature"][0].item())
+        noise = prepared.extras["noise"]
+        assert noise.shape == (24, 2, 21)
+        assert torch.equal(noise, of.method.prepare(view).extras["noise"])
+        assert not torch.equal(noise[:, 0], noise[:, 1])
+        assert not torch.equal(noise[0], noise[1])
+    assert seen == pytest.approx([1.0, 0.1**0.5, 0.1])
+
+
+# --- what moves and what does not ------------------------------------------------------------------------------------
+
+
+def test_an_inactive_block_is_neither_trained_nor_sent_nor_received() -> None:
+    of = federation(FedMN(start=0.5), Training(rounds=20, lr=0.5, batch=15))  # half of the paths close at once
+    of.step(evaluate=False)
+    crew, names = of.fleet.crews[0], block_names((3, 3, 3))
+    ids = crew.family.ids
+    active = active_blocks(crew.family.layout.tensor(crew.rows, "route"), (3, 3, 3))
+    assert 0 < int(active.sum()) < active.numel()
+    before, layout = crew.rows.clone(), crew.family.layout
+    down = of.server.down(ids)
+    up = of.fleet.run(down)
+    for at, name in enumerate(names):
+        on = active[:, at]
+        sent = {i for block in up.blocks if name in block.units for i in _ids(block, ids)}
+        assert sent == set(on.nonzero()[:, 0].tolist())
+        old, new = layout.take(before, name), layout.take(crew.rows, name)
+        assert torch.equal(old[~on], new[~on])
+        assert (old[on] != new[on]).any(dim=1).all()
+    assert all("route" not in block.units for block in up.blocks)
+    # The count from the plan is what was really in the messages: numbers of the blocks in use, and the router.
+    moved = of.server.traffic(ids)
+    assert moved.total_up == 4 * sum(block.value.numel() for block in up.blocks)
+    sizes = torch.tensor([layout.size(name) for name in names])
+    assert torch.equal(moved.up.sum(1), (active * sizes).sum(1) + layout.size("router"))
+
+
+def _ids(block: Block, ids: tuple[int, ...]) -> list[int]:
+    return list(ids) if block.places is None else block.places.tolist()
+
+
+def test_batch_norm_statistics_of_an_inactive_block_rest_too() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+    plainer = joint_only(0, clients=3)
+    scenario = Scenario("bn", [replace_model(c, model) for c in plainer.clients])
+    of = federation(FedMN(blocks=(2, 2)), Training(rounds=2), scenario)
+    crew = of.fleet.crews[0]
+    # Only encoder.1 -> output.1 is open for client 0.
+    crew.family.layout.tensor(crew.rows, "route")[0] = torch.tensor([0.0, 0, 0, 1, 0, 1])
+    before = crew.rows.clone()
+    of.fleet.run(of.server.down((0, 1, 2)))
+    old, new = (crew.family.layout.take(rows, "encoder.0") for rows in (before, crew.rows))
+    assert torch.equal(old[0], new[0])
+    assert not torch.equal(old[1], new[1])
+
+
+def replace_model(client: Client, model: object) -> Client:
+    return Client(client.name, model, client.train, client.validation, client.test, client.traits)  # type: ignore[arg-type]
+
+
+def test_the_router_learns_and_is_shared_by_all() -> None:
+    of = federation(FedMN(), Training(rounds=5, lr=0.5))
+    crew = of.fleet.crews[0]
+    before = crew.family.layout.take(crew.rows, "router").clone()
+    of.step(evaluate=False)
+    trained = crew.family.layout.take(crew.rows, "router")
+    assert ((trained - before).abs().amax(dim=1) > 1e-4).all()
+    looks = of.fleet.looks({crew.family.ids: of.server.down(crew.family.ids)})
+    received = crew.family.layout.take(looks[0][0].rows, "router")
+    assert torch.allclose(received[0], trained.mean(dim=0), atol=1e-6)
+    assert torch.equal(received[0], received[-1])
+
+
+def test_pretraining_circulates_the_encoders_only_and_is_counted() -> None:
+    of = federation(FedMN(pretrain=2, dropout=0.0), Training(rounds=5, lr=0.5))
+    crew = of.fleet.crews[0]
+    layout, first = crew.family.layout, crew.rows.clone()
+    blocks = block_names((3, 3, 3))
+    encoders = sum(layout.size(name) for name in blocks[:3])
+    for _ in range(2):
+        report = of.step(evaluate=False)
+        assert report.traffic.total_up == report.traffic.total_down == 4 * 24 * encoders
+    assert torch.equal(layout.take(crew.rows, "router"), layout.take(first, "router"))
+    assert not torch.equal(layout.take(crew.rows, "output.0"), layout.take(first, "output.0"))
+    # With the end of pretraining everyone takes the pool's blocks, as they were at the start, and the new encoders.
+    (received, _), *_ = of.fleet.looks({crew.family.ids: of.server.down(crew.family.ids)})
+    assert torch.equal(layout.take(received.rows, "output.0"), layout.take(first, "output.0"))
+    assert (layout.take(received.rows, "encoder.0") != layout.take(first, "encoder.0")).any()
+    full = sum(layout.size(name) for name in blocks) + layout.size("router")
+    assert of.step(evaluate=False).traffic.total_up == 4 * 24 * full
+
+
+def test_clients_that_sit_a_round_out_keep_their_route_and_their_circles() -> None:
+    of = federation(FedMN(), Training(rounds=12, lr=0.5, share=0.25))
+    crew = of.fleet.crews[0]
+    for _ in range(4):
+        before = crew.family.layout.tensor(crew.rows, "route").clone()
+        chosen = of.step(evaluate=False).participants
+        after = crew.family.layout.tensor(crew.rows, "route")
+        rest = [i for i in range(24) if i not in chosen]
+        assert torch.equal(before[rest], after[rest])
+        active = active_blocks(after, (3, 3, 3))
+        for at, name in enumerate(block_names((3, 3, 3))):
+            assert torch.equal(of.server.plan[name].pull > 0, active[:, at])
+
+
+def test_all_engines_agree() -> None:
+    scenario = joint_only(1, clients=6)
+    training = Training(rounds=2, lr=0.05, batch=12)  # gently: rounding errors grow with the rate
+    rows = []
+    for engine in ("vectorised", "sequential"):
+        of = Federation(scenario, FedMN(dropout=0.0, spread=0.05), training, device="cpu", engine=engine)
+        of.step(evaluate=False)
+        of.step(evaluate=False)
+        rows.append(of.fleet.crews[0].rows)
+    assert torch.allclose(rows[0], rows[1], atol=2e-5)
+
+
+# --- any model, several pools, newcomers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_any_classifier_becomes_a_pool(name: str) -> None:
+    smaller: dict[str, dict[str, Any]] = {
+        "mobilenet-v2": {"width": 0.25},
+        "modfl-stl": {"pixels": 16},
+        "fedem-cnn": {"hidden": 32},
+    }
+    model = MODELS[name](**smaller.get(name, {}))
+    x = torch.randn(2, *cast(tuple[int, ...], model.input_shape))
+    classes = model(x).shape[1]
+    member = Member("a", 10, {}, tuple(range(classes)), {})
+    network = FedMN(blocks=(2, 2, 2)).wrap(model, member, classes).eval()
+    assert isinstance(network, RoutedNetwork)
+    assert network(x).shape == (2, classes)
+    assert network(x, y=torch.tensor([0, 1])).shape == (paths([2, 2, 2]),)
+
+
+def test_each_device_generation_has_its_own_pool() -> None:
+    old, new = joint_only(0, clients=4), joint_only(1, clients=4)
+    members = [
+        Client(f"{kind}-{c.name}", plain, c.train, test=c.test, traits={"device": kind})
+        for kind, scenario in (("old", old), ("new", new))
+        for c in scenario.clients
+    ]
+    method = FedMN(blocks={"old": [2, 2], "new": [3, 2, 2]}, by="device")
+    of = federation(method, Training(rounds=4, lr=0.5), Scenario("two devices", members))
+    for _ in range(3):
+        of.step(evaluate=False)
+    assert [crew.family.template.pool.blocks for crew in of.fleet.crews] == [(2, 2), (3, 2, 2)]  # type: ignore[union-attr]
+    for unit in of.server.plan.units:
+        circle = of.server.plan[unit].lists["circle"]
+        assert not {c for c in circle[:4] if c >= 0} & {c for c in circle[4:] if c >= 0}, unit
+    stranger = Client("x", plain, members[0].train, traits={"device": "ancient"})
+    with pytest.raises(ValueError, match="client 'x' has device 'ancient', for which blocks names no pool"):
+        federation(method, Training(), Scenario("three devices", [*members, stranger]))
+
+
+def test_a_newcomer_starts_with_all_blocks_and_leaves_the_others_circles_alone() -> None:
+    method, roster = FedMN(blocks=(1, 2)), small_roster(4, samples=(10, 30, 60, 5))
+    early = replace(roster, members=roster.members[:3])
+    state, plan = method.begin(early)
+    state = {**state, "active": {**state["active"], "output.1": torch.tensor([False, True, False])}}
+    state, plan = method.welcome(state, plan, roster, Sent(0, ()))
+    assert plan["output.0"].lists["circle"] == [0, 0, 0, 0]
+    assert plan["output.1"].lists == {"circle": [-1, 0, -1, 0], "weight": [0, 30, 0, 5], "pull": [0, 1, 0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"router_rate": 0.0}, "never learns a route"),
+        ({"blocks": (3,)}, "is no pool"),
+        ({"temperatures": (1.0, 0.0)}, "temperatures must be above 0"),
+    ],
+)
+def test_settings_that_switch_the_method_off_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        FedMN(**settings)
+
+
+def test_spread_pulls_gates_apart_around_the_mean() -> None:
+    # At Pi = mean nothing is gained either way; above the mean it pays to go up, below to go down.
+    logits = torch.tensor([0.8, 0.8, 0.8], requires_grad=True)
+    usual = torch.tensor([0.8, 1.4, 0.2]).sigmoid()
+    against_one_route(logits, usual).backward()
+    push = cast(Tensor, logits.grad).sign() * (cast(Tensor, logits.grad).abs() > 1e-6)
+    assert push.tolist() == [0.0, 1.0, -1.0]  # a positive gradient pushes the logit down
+
+
+# --- what it is for --------------------------------------------------------------------------------------------------
+
+# Learning rates of FedMN, and of its rivals each, were chosen on seeds 0 to 11; 101 is not among them.
+TRAINING = Training(rounds=40, epochs=2, batch=30, lr=0.5)
+STEADY = FedMN(temperatures=(1.0, 0.5))
+LITERAL = FedMN(joint="concat", router_rate=1.0, start=0.5)
+
+
+@pytest.fixture(scope="module")
+def trained() -> Federation:
+    of = federation(STEADY, TRAINING, seed=101)
+    for _ in range(TRAINING.rounds):
+        of.step(evaluate=False)
+    return of
+
+
+@pytest.mark.slow
+def test_it_wins_where_only_the_joint_distribution_differs(trained: Federation) -> None:
+    """Same samples, same label frequencies, other names for the classes: what FedMN was made for."""
+    scores = {"fedmn": final_score(trained)}
+    rivals: dict[str, tuple[Method, float]] = {
+        "literal": (LITERAL, 0.5),
+        "fedavg": (FedAvg(), 0.3),
+        "local": (Local(), 0.3),
+    }
+    for name, (method, lr) in rivals.items():
+        of = federation(method, replace(TRAINING, lr=lr), seed=101)
+        for _ in range(TRAINING.rounds):
+            of.step(evaluate=False)
+        scores[name] = final_score(of)
+    assert scores["fedmn"] > scores["local"] + 0.1, scores
+    assert scores["local"] > scores["fedavg"], scores
+    assert scores["fedmn"] > scores["literal"] + 0.2, scores
+
+
+@pytest.mark.slow
+def test_routes_come_to_differ_between_groups(trained: Federation) -> None:
+    crew = trained.fleet.crews[0]
+    routes = crew.family.layout.tensor(crew.rows, "route")
+    groups = torch.arange(24) % 3
+    same = (routes[:, None] == routes[None]).all(dim=2)
+    assert not bool((same & (groups[:, None] != groups[None])).any())
+    outputs = active_blocks(routes, (3, 3, 3))[:, 6:]  # (24, 3): who uses which outputs
+    assert not torch.equal(outputs[0], outputs[1])
+
+
+@pytest.mark.slow
+def test_a_trained_client_is_exported_printed_and_drawn(trained: Federation) -> None:
+    network = trained.model("c0")
+    assert isinstance(network, RoutedNetwork)
+    x = trained.scenario.clients[0].test.x
+    small = network.assembled()
+    assert torch.allclose(small(x), network(x), atol=1e-5)
+    assert not any(isinstance(module, RoutedNetwork) for module in small.modules())
+    used = sum(p.numel() for p in small.parameters())
+    assert used < sum(p.numel() for p in network.pool.parameters())
+    text = str(Route(network, "c0"))
+    assert f"{used:,} of" in text
+    assert "output." in text
+    figure = draw_routes({name: trained.model(name) for name in ("c0", "c1", "c2")})
+    assert len(figure.axes) == 3
+    with pytest.raises(TypeError, match="has no route"):
+        draw_routes({"c0": plain()})
