@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _is_expected(error: Exception) -> bool:
     """Whether an error says what the user can do about it."""
-    return isinstance(error, (click.ClickException, ValueError, LookupError, OSError, ImportError))
+    return isinstance(error, (click.ClickException, ValueError, LookupError, OSError, ModuleNotFoundError))
 
 
 def _sentence(error: Exception) -> str:
@@ -87,7 +87,3 @@ def _sentence(error: Exception) -> str:
     if _is_expected(error):
         return text or type(error).__name__
     return f"unexpected {type(error).__name__}: {text} (--debug shows where)"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

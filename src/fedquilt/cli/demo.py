@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
 from fedquilt.cli import options as opt
 from fedquilt.cli.board import Board, Outcome, Stopped
 from fedquilt.cli.order import Choices, take_order
+from fedquilt.cli.picture import save
 from fedquilt.cli.speak import note, out, print_json
 from fedquilt.cli.tables import summary_table, what_it_says
+
+if TYPE_CHECKING:
+    from fedquilt.report.quilt import Quilt
 
 METHODS = ("local", "fedavg", "fedprox", "fedper", "modfl")
 EXPLAINED = (
@@ -26,11 +33,15 @@ NEXT = (
 )
 
 
+Picture = Annotated[Path | None, typer.Option("--picture", help="Also save the table and the quilt as this SVG file.")]
+
+
 def demo(
     rounds: opt.Rounds = None,
     seed: opt.Seed = 0,
     device: opt.Device = "auto",
     engine: opt.Engine = "vectorised",
+    picture: Picture = None,
     json: opt.AsJson = False,
 ) -> None:
     """Five methods side by side on handwritten digits, in under a minute, and the quilt of who shares what."""
@@ -57,13 +68,20 @@ def demo(
     show(outcomes, stopped)
     if stopped:
         raise typer.Exit(130)
+    if picture is not None:
+        table = summary_table([outcome.summary for outcome in outcomes])
+        save(picture, "fedquilt demo", table, "", quilt(outcomes[-1]))
+
+
+def quilt(outcome: Outcome) -> Quilt:
+    """The picture of who shares what."""
+    from fedquilt.report.quilt import Quilt
+
+    return Quilt(outcome.run.plan, [client.name for client in outcome.run.federation.scenario.clients])
 
 
 def show(outcomes: list[Outcome], stopped: bool) -> None:
     """The table, and of a demo that went to its end also the quilt and what to make of both."""
-    from fedquilt.report.quilt import Quilt
-
-    last = outcomes[-1].run
     if stopped:
         note("stopped; this is what was reached")
     shown = [outcome.summary for outcome in outcomes]
@@ -73,7 +91,7 @@ def show(outcomes: list[Outcome], stopped: bool) -> None:
     if stopped:
         return
     out.print()
-    out.print(Quilt(last.plan, [client.name for client in last.federation.scenario.clients]))
+    out.print(quilt(outcomes[-1]))
     out.print()
     out.print(EXPLAINED, width=min(out.width, 100))
     out.print("\n[bold]What to try next.[/bold]")

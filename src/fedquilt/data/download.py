@@ -9,6 +9,7 @@ import secrets
 from pathlib import Path
 from types import TracebackType
 
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from fedquilt.data.archives import refuse
@@ -70,7 +71,7 @@ class _Bar:
     def __init__(self, title: str, show: bool) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-            TimeRemainingColumn(), disable=not show,
+            TimeRemainingColumn(), console=Console(stderr=True), disable=not show,
         )  # fmt: skip
         self._task = self._progress.add_task(title, total=None)
 
