@@ -14,6 +14,7 @@ from fedquilt.client import Split
 from fedquilt.messages import Down
 from fedquilt.stacks import Family
 from fedquilt.training.batches import key_of
+from fedquilt.training.layers import stackable
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Table:
     y: Tensor
     mask: Tensor
     public: Tensor | None = None
+
+    def to(self, device: torch.device) -> Table:
+        """The same on a device."""
+        public = None if self.public is None else self.public.to(device)
+        return Table(self.x.to(device), self.y.to(device), self.mask.to(device), public)
 
     def of(self, places: Tensor) -> Table:
         """The same for some clients only."""
@@ -132,5 +138,6 @@ class StackView:
 
         with torch.no_grad():
             if self.vectorised:
-                return vmap(one, randomness="different")(rows, *tensors)
+                with stackable(rows.device):
+                    return vmap(one, randomness="different")(rows, *tensors)
             return torch.stack([one(row, *(t[i] for t in tensors)) for i, row in enumerate(rows)])

@@ -23,9 +23,10 @@ def check_model(family: Family, clients: Sequence[Client], classes: int, device:
     ValueError: client 'a' has samples of label 2, but its model has 2 outputs, for labels up to 1; give it 3 or more
     """
     name, sample = clients[0].name, clients[0].train.x[:1].to(device)
+    twice = torch.cat([sample, sample])  # a norm without statistics of its own takes no single sample
     try:
         with torch.no_grad():
-            outputs = family.evaluator(device)(sample)
+            outputs = family.evaluator(device)(twice)
     except Exception as error:
         kind = f"{sample.dtype} of shape {tuple(sample.shape[1:])}"
         raise ValueError(f"client '{name}': its model cannot take its samples, {kind}: {error}") from error

@@ -12,8 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _mask: list[Tensor | None] = [None]
+
+
+@contextmanager
+def stackable(device: torch.device) -> Iterator[None]:
+    """While this holds, attention is made of products that batch over clients; a CPU's fused one does not."""
+    if device.type != "cpu":
+        yield
+        return
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedquilt.training.batches import Schedule, orders, seed_device
 from fedquilt.training.engine import Job, Recipe, memory_budget
 from fedquilt.training.graph import Graph, captures
-from fedquilt.training.layers import padding, prepare
+from fedquilt.training.layers import padding, prepare, stackable
 from fedquilt.training.objective import Batch, Context
 from fedquilt.training.optim import Optimiser
 
@@ -105,7 +105,8 @@ class Vectorised:
 
         axes = (0, 0, 0, 0, None if mask is None else 0, None if anchor is None else 0, 0, 0)
         program = vmap(grad_and_value(loss_of, has_aux=True), in_dims=axes, randomness="different")
-        gradients, (losses, after) = program(parameters, buffers, x, y, mask, anchor, epoch, extras)
+        with stackable(parameters.device):
+            gradients, (losses, after) = program(parameters, buffers, x, y, mask, anchor, epoch, extras)
         return gradients, losses, after
 
     def close(self) -> None:
