@@ -145,7 +145,9 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def digits_with_public(clients: int = 4, unlike: bool = False, changes: bool = False, each: int = 60) -> Scenario:
+def digits_with_public(
+    clients: int = 4, unlike: bool = False, changes: bool = False, each: int = 60, hidden: int = 24
+) -> Scenario:
     """Digits dealt out to clients, some kept by the server; on wish unlike models, and changes in rounds 2 and 3."""
     from sklearn.datasets import load_digits
 
@@ -159,7 +161,8 @@ def digits_with_public(clients: int = 4, unlike: bool = False, changes: bool = F
         own = tuple(range(7)) if i % 2 == 0 else tuple(range(3, 10))
         mine = [j for j in rest[i::clients] if labels[j] in own][:each]
         train, test = mine[: each * 2 // 3], mine[each * 2 // 3 :]
-        model = partial(deploy_models.dense, 24) if unlike and i % 2 else partial(deploy_models.convolving, 8)
+        other = (unlike and i % 2) or hidden != 24
+        model = partial(deploy_models.dense, hidden) if other else partial(deploy_models.convolving, 8)
         planned: dict[int, Change] = {}
         if changes and i == 0:
             planned = {
