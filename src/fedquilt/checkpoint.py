@@ -1,11 +1,12 @@
 """The state of a federation as named tensors and plain values, and as files that a kill cannot leave half-written.
 
 Everything random follows from the seed and the round, so what has to be kept is little: the server's plan, values and
-method state, the clients' rows, and what read-outs remember.
+method state, the clients' rows, what read-outs remember, and how each family is trained.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from fedquilt.federation import Federation
 from fedquilt.server import Server, Shelf
 from fedquilt.sharing import Plan
+from fedquilt.training.choose import ENGINES
 
 _TENSOR, _TUPLE, _PAIRS = "__tensor__", "__tuple__", "__pairs__"
 _STATE = "state.json"
@@ -35,6 +36,7 @@ class Damaged(ValueError):
 def to_plain(value: Any, tensors: Tensors) -> Any:
     """A method's state as JSON can hold it; tensors are put aside under a name.
 
+    >>> import torch
     >>> aside: dict[str, Tensor] = {}
     >>> plain = to_plain({"step": 3, "groups": {0: (1, 2)}, "mu": torch.ones(2)}, aside)
     >>> from_plain(plain, aside)
@@ -102,9 +104,12 @@ def restore_server(server: Server, tensors: Mapping[str, Tensor], text: Mapping[
 
 def federation_state(federation: Federation, tensors: Tensors) -> dict[str, Any]:
     """Everything a federation has to remember between two rounds."""
-    text = {"server": server_state(federation.server, tensors), "memory": []}
-    for i, crew in enumerate(federation.fleet.crews):
+    fleet = federation.fleet
+    text: dict[str, Any] = {"server": server_state(federation.server, tensors), "memory": [], "families": []}
+    for i, crew in enumerate(fleet.crews):
         tensors[f"rows/{i}"] = crew.rows
+        known = fleet._known.get(id(crew.family.template))
+        text["families"].append({"known": known, "at_once": crew.at_once, "engine": crew.engine is not None})
     for ids, memory in federation.memory.items():
         text["memory"].append([list(ids), to_plain(memory, tensors)])
     return text
@@ -112,15 +117,23 @@ def federation_state(federation: Federation, tensors: Tensors) -> dict[str, Any]
 
 def restore_federation(federation: Federation, tensors: Mapping[str, Tensor], text: Mapping[str, Any]) -> None:
     """Put a federation, made from the same scenario, method and seed, where `federation_state` left it."""
-    changed = federation.fleet.changes(text["server"]["round"])
+    fleet = federation.fleet
+    changed = fleet.changes(text["server"]["round"])
     if changed:
         federation.server.declare(changed)
     restore_server(federation.server, tensors, text["server"])
-    for i, crew in enumerate(federation.fleet.crews):
+    if len(text["families"]) != len(fleet.crews):
+        raise Damaged("the checkpoint is of other models than the scenario now has; it was left as it is")
+    for i, (crew, how) in enumerate(zip(fleet.crews, text["families"], strict=True)):
         rows = tensors.get(f"rows/{i}")
         if rows is None or rows.shape != crew.rows.shape:
             raise Damaged("the checkpoint is of other models than the scenario now has; it was left as it is")
         crew.rows.copy_(rows)
+        crew.at_once = how["at_once"]
+        if how["known"] is not None:
+            fleet._known[id(crew.family.template)] = (how["known"][0], how["known"][1])
+        if how["engine"]:  # at once, not when it is first used: what a method computes may go through it before that
+            crew.engine = ENGINES[how["known"][0]](fleet._recipe(crew))
     for ids, memory in text["memory"]:
         federation.memory[tuple(ids)] = from_plain(memory, tensors)
 
@@ -128,30 +141,56 @@ def restore_federation(federation: Federation, tensors: Mapping[str, Tensor], te
 def write_text(path: Path, text: str) -> None:
     """Write a file so that it is there whole or as it was before, whatever happens."""
     new = path.with_name(path.name + ".new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write tensors in the same way; gives the file's checksum."""
+    new = path.with_name(path.name + ".new")
+    try:
+        save_file(_apart(tensors), new)
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        new.replace(path)
+    except SafetensorError as error:  # what it says of a full disk is only in its text
+        raise OSError(errno.ENOSPC if "No space left" in str(error) else errno.EIO, f"{new}: {error}") from error
+    finally:
+        new.unlink(missing_ok=True)
+    return digest
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> Tensors:
+    """The tensors on the CPU, none sharing memory with another, which safetensors refuses."""
+    apart: Tensors = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        here = tensor.detach().cpu().contiguous()
+        apart[name] = here.clone() if here.untyped_storage().data_ptr() in seen else here
+        seen.add(here.untyped_storage().data_ptr())
+    return apart
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], text: Mapping[str, Any]) -> None:
     """Write a checkpoint: first the tensors under a new name, then `state.json`, which names them; then tidy up."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"round-{text['server']['round']:06d}.safetensors"
-    new = folder / (name + ".new")
-    try:
-        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, new)
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        new.replace(folder / name)
-        write_text(folder / _STATE, json.dumps({**text, "tensors": name, "sha256": digest}))
-    except SafetensorError as error:
-        raise OSError(f"{new}: {error}") from error
-    finally:
-        new.unlink(missing_ok=True)
-    for old in folder.glob("round-*.safetensors*"):
+    digest = write_tensors(folder / name, tensors)
+    inside = json.dumps({**text, "tensors": name, "sha256": digest})
+    write_text(folder / _STATE, json.dumps({"check": _check(inside), "state": inside}))
+    tidy(folder, name)
+
+
+def tidy(folder: Path, name: str) -> None:
+    """Remove the tensors of older checkpoints, and what a kill left half-written."""
+    for old in [*folder.glob("round-*.safetensors*"), *folder.glob(f"{_STATE}.new")]:
         if old.name != name:
             old.unlink()
 
@@ -161,8 +200,11 @@ def load(folder: Path) -> tuple[Tensors, dict[str, Any]] | None:
     if not (folder / _STATE).is_file():
         return None
     try:
-        text: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        path = folder / text["tensors"]
+        outer = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        if outer["check"] != _check(outer["state"]):
+            raise Damaged(f"{folder / _STATE} was changed after it was written (its checksum differs); left as it is")
+        text: dict[str, Any] = json.loads(outer["state"])
+        path = folder / Path(text["tensors"]).name
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != text["sha256"]:
@@ -172,3 +214,7 @@ def load(folder: Path) -> tuple[Tensors, dict[str, Any]] | None:
         raise
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise Damaged(f"{folder} holds no checkpoint that can be read ({error}); it was left as it is") from error
+
+
+def _check(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -13,17 +13,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedquilt import scenarios
-from fedquilt.disk import METRICS, PLANS, TRAFFIC, RunFolder, method_from, rule_to
+from fedquilt.checkpoint import Damaged
+from fedquilt.disk import METRICS, PLANS, TRAFFIC, RunFolder
 from fedquilt.federation import Callback, Federation, RoundReport
 from fedquilt.methods import METHODS, Local, Method
 from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.results import Evaluation, Row, summarise
+from fedquilt.runfile import method_from, rule_from, rule_to, training_from, values_of
 from fedquilt.scenario import Scenario
-from fedquilt.sharing import Plan, Rule, mean, pick
+from fedquilt.scenarios.own import from_file
+from fedquilt.sharing import Plan, Rule, mean
+from fedquilt.training.parallel import cores
 from fedquilt.training.settings import Training
+
+OPTIONS = ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_every", "alone")
 
 
 def suggest(word: str, known: Iterable[str], what: str) -> str:
@@ -34,7 +41,8 @@ def suggest(word: str, known: Iterable[str], what: str) -> str:
     """
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
-    return f"the {what} '{word}' is not known; " + (f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}")
+    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
+    return f"the {what} '{word}' is not known; {hint}"
 
 
 def make_method(method: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
@@ -166,10 +174,10 @@ def run(
     )
     result = Run(federation)
     result.alone = alone if isinstance(alone, Run) else None
-    options = {
-        "engine": engine, "clients_at_once": clients_at_once, "merge": rule_to(merge) if out is not None else {},
-        "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "alone": alone is True,
-    }  # fmt: skip
+    kept = rule_to(merge) if out is not None else {}
+    options = dict(
+        zip(OPTIONS, (engine, clients_at_once, kept, evaluate_every, checkpoint_every, alone is True), strict=True)
+    )
     folder = None
     if out is not None:
         folder = RunFolder(out)
@@ -178,9 +186,7 @@ def run(
     return _finish(result, folder, options, callbacks)
 
 
-def resume(
-    folder: str | Path, scenario: Scenario | None = None, callbacks: Sequence[Callback] = ()
-) -> Run:
+def resume(folder: str | Path, scenario: Scenario | None = None, callbacks: Sequence[Callback] = ()) -> Run:
     """Go on with a run on disk that was interrupted, to the same bits as if it had not been.
 
     The scenario is built again as `run.toml` says; give it where it was made by code of your own.
@@ -189,35 +195,53 @@ def resume(
     known = place.read_settings()
     if place.finished:
         raise ValueError(f"the run in '{folder}' is finished; look at it with: fedquilt report {folder}")
-    if scenario is None:
-        origin = known["scenario"]
-        if "name" not in origin:
-            raise ValueError(f"'{folder}' does not say how its scenario was made; give it: resume(folder, scenario=...)")
-        scenario = scenarios.build(origin["name"], seed=origin["seed"], **origin.get("settings", {}))
-    training = Training(**{key: tuple(v) if isinstance(v, list) else v for key, v in known["training"].items()})
-    rule = known["merge"]
-    federation = Federation(
-        scenario,
-        method_from(known["method"]),
-        training,
-        known["seed"],
-        known["device"],
-        known["engine"],
-        known.get("clients_at_once"),
-        make_readouts(known["readouts"]),
-        pick(rule["name"], **{key: value for key, value in rule.items() if key != "name"}),
-        known["evaluate_every"],
+    with _threads(known.get("threads")):
+        federation = rebuild(known, scenario or scenario_of(known))
+        place.lock.take()
+        try:
+            more = place.restore(federation)
+            result = Run(federation, folder=place.folder, earlier=place.lines(METRICS))
+            result.seconds = more.get("seconds", 0.0)
+            result.plans = [(line["round"], Plan.from_json(line)) for line in place.lines(PLANS)]
+            for line in place.lines(TRAFFIC):
+                result.bytes_up.append(sum(line["up"].values()))
+                result.bytes_down.append(sum(line["down"].values()))
+            return _finish(result, place, {key: known.get(key) for key in OPTIONS}, callbacks)
+        finally:
+            place.lock.release()
+
+
+def scenario_of(known: Mapping[str, Any]) -> Scenario:
+    """The scenario of a run, built again as its `run.toml` says."""
+    origin = known["scenario"]
+    settings = values_of(origin.get("settings", {}))
+    if "name" in origin:
+        return scenarios.build(origin["name"], seed=origin["seed"], **settings)
+    if "file" in origin:
+        return from_file(origin["file"], origin["seed"], settings)
+    raise ValueError(
+        f"the run of '{origin.get('title', 'a scenario')}' does not say how its clients were made; give them: "
+        "resume(folder, scenario=...)"
     )
-    more = place.restore(federation)
-    result = Run(federation, folder=place.folder, earlier=place.lines(METRICS), seconds=more.get("seconds", 0.0))
-    result.plans = [(line["round"], Plan.from_json(line)) for line in place.lines(PLANS)]
-    for line in place.lines(TRAFFIC):
-        result.bytes_up.append(sum(line["up"].values()))
-        result.bytes_down.append(sum(line["down"].values()))
-    options = {
-        key: known.get(key) for key in ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_every", "alone")
-    }
-    return _finish(result, place, options, callbacks)
+
+
+def rebuild(known: Mapping[str, Any], scenario: Scenario) -> Federation:
+    """The federation of a run before its first round, as its `run.toml` says."""
+    try:
+        return Federation(
+            scenario,
+            method_from(known["method"]),
+            training_from(known["training"]),
+            known["seed"],
+            known["device"],
+            known["engine"],
+            known.get("clients_at_once"),
+            make_readouts(known["readouts"]),
+            rule_from(known["merge"]),
+            known["evaluate_every"],
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"run.toml does not say what it should ({error!r}); it was left as it is") from error
 
 
 def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], callbacks: Sequence[Callback]) -> Run:
@@ -233,17 +257,25 @@ def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], c
                 folder.settings(federation, options)  # now with the engines that were chosen
             if report.round % options["checkpoint_every"] == 0 or report.round == report.rounds or stop:
                 folder.checkpoint(federation, {"seconds": result.seconds})
+
+    def end(federation: Federation, report: RoundReport) -> None:
         if stop:
             raise KeyboardInterrupt
 
-    with _finishing_the_round(folder is not None) as stop:
-        federation.run([result.take, keep, *callbacks])
-    last = [e for e in result.evaluations if e.round == federation.round] or federation.evaluate(last=True)
-    if options["alone"] and federation.method.name != "local" and result.alone is None:
-        result.alone = _alone(federation, folder, options)
-    if folder is not None:
-        folder.finish(federation, result.summary, last)
-    federation.close()
+    try:
+        with _finishing_the_round(folder is not None) as stop:
+            federation.run([result.take, keep, *callbacks, end])
+        last = [e for e in result.evaluations if e.round == federation.round] or federation.evaluate(last=True)
+        if stop:
+            raise KeyboardInterrupt
+        if options["alone"] and federation.method.name != "local" and result.alone is None:
+            result.alone = _alone(federation, folder, options)
+        if folder is not None:
+            folder.finish(federation, result.summary, last)
+    finally:
+        federation.close()
+        if folder is not None:
+            folder.lock.release()
     return result
 
 
@@ -258,9 +290,9 @@ def _alone(federation: Federation, folder: RunFolder | None, options: Mapping[st
         return Run(empty, earlier=done.lines(METRICS), folder=done.folder)
     return run(
         federation.scenario, "local", seed=federation.seed, training=federation.training, alone=False, out=out,
-        device=str(federation.device), engine="auto" if "," in options["engine"] else options["engine"],
-        readouts=("received",), clients_at_once=options["clients_at_once"],
-        evaluate_every=federation.training.rounds, checkpoint_every=options["checkpoint_every"],
+        device=str(federation.device), engine=options["engine"], readouts=("received",),
+        clients_at_once=options["clients_at_once"], evaluate_every=federation.training.rounds,
+        checkpoint_every=options["checkpoint_every"],
     )  # fmt: skip
 
 
@@ -282,3 +314,14 @@ def _finishing_the_round(wanted: bool) -> Iterator[list[int]]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """As many threads as the run began with, where there are so many cores: sums may depend on it in the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(number or before, max(cores(), before)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedquilt.cli import options as opt
 from fedquilt.cli.board import Board, Outcome
 from fedquilt.cli.order import Choices, take_order
-from fedquilt.cli.scenario import find
 from fedquilt.cli.speak import note, out, print_json
 from fedquilt.cli.tables import summary_table, what_it_says
-
-if TYPE_CHECKING:
-    from fedquilt.scenario import Scenario
 
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Where the run is kept; runs/SCENARIO-METHOD-TIME otherwise.")
@@ -67,18 +63,10 @@ def resume(
     from fedquilt.run import resume as go_on
 
     known = RunFolder(folder).read_settings()
-    scenario = own_scenario(known["scenario"])
     with Board() as board:
         rounds, name = known["training"]["rounds"], known["method"]["name"]
-        outcome = board.resume(name, rounds, lambda callbacks: go_on(folder, scenario, callbacks))
+        outcome = board.resume(name, rounds, lambda callbacks: go_on(folder, callbacks=callbacks))
     tell(outcome, folder, quilt, json)
-
-
-def own_scenario(origin: dict[str, Any]) -> Scenario | None:
-    """The scenario of a run whose clients come from a file of the user's; None where the library knows how."""
-    if "file" not in origin:
-        return None
-    return find(origin["file"]).build(origin["seed"], origin.get("settings", {}))
 
 
 def fresh_folder(scenario: str, method: str) -> Path:

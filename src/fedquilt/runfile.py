@@ -1,0 +1,296 @@
+"""A run's settings as text: `run.toml` holds everything needed to repeat it, as plain values."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import platform
+import subprocess
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedquilt.checkpoint import Damaged
+from fedquilt.client import ModelBuilder, Split
+from fedquilt.federation import Federation
+from fedquilt.methods import METHODS, Method
+from fedquilt.readouts import named
+from fedquilt.scenario import Scenario
+from fedquilt.sharing import MERGES, Rule, pick
+from fedquilt.training.settings import Training
+
+FORMAT = 1
+_NONE = {"none": True}  # TOML has no word for None
+# what the results of a run follow from
+_DECIDES = ("scenario", "method", "seed", "training", "merge", "readouts", "evaluate_every", "fingerprint")
+
+
+def describe(federation: Federation, options: Mapping[str, Any], checksum: str) -> dict[str, Any]:
+    """Everything needed to repeat a run, as plain values; `checksum` is the `fingerprint` of its scenario."""
+    from fedquilt import __version__
+
+    scenario, origin = federation.scenario, dict(federation.scenario.origin)
+    if "settings" in origin:
+        origin["settings"] = _plain(origin["settings"])
+    return {
+        "format": FORMAT,
+        "scenario": {"title": scenario.name, **origin},
+        "method": method_to(federation.method),
+        "seed": federation.seed,
+        "training": asdict(federation.training),
+        "readouts": [readout.name for readout in federation.readouts],
+        "device": str(federation.device),
+        **options,
+        "engines": federation.fleet.engines,
+        "threads": torch.get_num_threads(),
+        "clients": [client.name for client in scenario.clients],
+        "label_names": list(scenario.label_names),
+        "fingerprint": checksum,
+        "versions": {
+            "fedquilt": __version__,
+            "commit": _commit(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+    }
+
+
+def identity(settings: Mapping[str, Any]) -> str:
+    """A checksum of those settings that the results of a run follow from; a checkpoint carries it."""
+    decisive = {key: settings.get(key) for key in _DECIDES}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def check_can_be_kept(federation: Federation) -> None:
+    """Refuse, before any work is done, what could not be built again from text."""
+    for readout in federation.readouts:
+        if named(readout.name) != readout:
+            raise ValueError(
+                f"a run on disk can only use read-outs that have a name, not {readout}; register it in READOUTS, or "
+                "run without `out`"
+            )
+
+
+# --- methods, merges, training ----------------------------------------------------------------------------------------
+
+
+def method_to(method: Method) -> dict[str, Any]:
+    """A method as its name and settings, and where its code is unless it is one of the library's."""
+    settings = {f.name: getattr(method, f.name) for f in fields(method)}
+    usual = {f.name for f in fields(method) if f.default is None and f.default is not MISSING}
+    kept = {name: _plain(value) for name, value in settings.items() if value is not None or name not in usual}
+    text: dict[str, Any] = {"name": method.name, "settings": kept}
+    if METHODS.get(method.name) is not type(method):
+        text["class"] = f"{type(method).__module__}:{type(method).__qualname__}"
+    return text
+
+
+def method_from(text: Mapping[str, Any]) -> Method:
+    """The method that `method_to` described.
+
+    >>> from fedquilt.methods import FedPer
+    >>> method_from(method_to(FedPer(personal=2)))
+    FedPer(personal=2)
+    """
+    kind = _find(text["class"]) if "class" in text else METHODS.get(text["name"])
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise Damaged(f"the run's method '{text.get('class', text['name'])}' is not known to this version of fedquilt")
+    return kind(**values_of(text.get("settings", {})))
+
+
+def training_from(text: Mapping[str, Any]) -> Training:
+    """The training settings of a `run.toml`."""
+    return Training(**values_of(text))
+
+
+def rule_to(rule: Rule) -> dict[str, Any]:
+    """A merge as its name and settings."""
+    name = next((name for name, kind in MERGES.items() if type(rule) is kind), None)
+    if name is None:
+        raise ValueError(f"a run on disk can only use the merges {', '.join(MERGES)}, not {rule}")
+    return {"name": name, **asdict(rule)}  # type: ignore[call-overload]
+
+
+def rule_from(text: Mapping[str, Any]) -> Rule:
+    """The merge that `rule_to` described."""
+    return pick(text["name"], **{key: value for key, value in text.items() if key != "name"})
+
+
+def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they were before they became text: lists are tuples again, and None is None.
+
+    >>> values_of({"blocks": [3, 3], "width": {"none": True}})
+    {'blocks': (3, 3), 'width': None}
+    """
+    return {key: _value_of(value) for key, value in settings.items()}
+
+
+def _value_of(value: Any) -> Any:
+    if value == _NONE:
+        return None
+    if isinstance(value, Mapping):
+        return values_of(value)
+    return tuple(_value_of(part) for part in value) if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    if value is None:
+        return _NONE
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    raise ValueError(f"a run on disk cannot keep the setting {value!r}; use numbers, texts, lists and tables")
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def builder_to_text(builder: ModelBuilder) -> dict[str, Any]:
+    """Where a model's builder is: a function or class of a module, and its arguments; empty where it has no address."""
+    inner: Any = builder
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    while isinstance(inner, partial):
+        args, kwargs, inner = [*inner.args, *args], {**inner.keywords, **kwargs}, inner.func
+    name, module = getattr(inner, "__qualname__", "<"), getattr(inner, "__module__", "__main__")
+    plain = json.loads(json.dumps({"args": args, "kwargs": kwargs}, default=lambda _: "<")) if "<" not in name else None
+    if plain is None or "<" in json.dumps(plain) or module == "__main__":
+        return {}
+    return {"address": f"{module}:{name}", **plain}
+
+
+def builder_from_text(text: Mapping[str, Any]) -> ModelBuilder:
+    """The builder that `builder_to_text` described: a class of modules, or a function that is declared to give one.
+
+    Nothing else is called, so that a directory from elsewhere cannot name a function that does something else.
+
+    >>> builder_from_text({"address": "os:system", "args": ["true"], "kwargs": {}})
+    Traceback (most recent call last):
+    ...
+    fedquilt.checkpoint.Damaged: 'os:system' builds no model: it is no nn.Module, nor a function declared '-> nn.Module'
+    """
+    if not text:
+        raise Damaged(
+            "this client's model was built by a function that cannot be found again (a lambda, or one of a script); "
+            "build it yourself and load models/*.safetensors into it, or put the function into a module"
+        )
+    found = _find(text["address"])
+    if not _gives_module(found):
+        raise Damaged(
+            f"'{text['address']}' builds no model: it is no nn.Module, nor a function declared '-> nn.Module'"
+        )
+    return partial(found, *(_value_of(a) for a in text["args"]), **text["kwargs"])
+
+
+def _gives_module(found: Any) -> bool:
+    if not isinstance(found, type):
+        try:
+            found = typing.get_type_hints(found).get("return")
+        except (NameError, TypeError, AttributeError):
+            return False
+    return isinstance(found, type) and issubclass(found, nn.Module)
+
+
+def _find(address: str) -> Any:
+    """What is at `module:name`; None where there is nothing."""
+    module, _, name = address.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return found
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def fingerprint(scenario: Scenario) -> str:
+    """A checksum of who the clients are, what they declare, and every sample there is."""
+    digest = hashlib.sha256()
+
+    def add(what: object, *splits: Split | None) -> None:
+        digest.update(repr(what).encode())
+        for split in splits:
+            for part in () if split is None else (split.x, split.y):
+                digest.update(repr((tuple(part.shape), part.dtype)).encode())
+                digest.update(part.contiguous().numpy().data if part.numel() else b"")
+
+    for client in scenario.clients:
+        add((client.name, sorted(client.traits.items()), client.labels), client.train, client.validation, client.test)
+        for start, change in client.changes.items():
+            add((start, change.labels), change.train if isinstance(change.train, Split) else None)
+    add("server", scenario.common, scenario.public_test)
+    return digest.hexdigest()
+
+
+def _commit() -> str:
+    try:
+        here = Path(__file__).parent
+        found = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return found.stdout.strip()
+
+
+# --- TOML -------------------------------------------------------------------------------------------------------------
+
+
+def to_toml(table: Mapping[str, Any], path: str = "") -> str:
+    """Plain values as TOML; a key whose value is None is left out, since TOML has no word for it.
+
+    >>> print(to_toml({"seed": 0, "method": {"name": "fedprox", "settings": {"mu": 0.1}}}))
+    seed = 0
+    <BLANKLINE>
+    [method]
+    name = "fedprox"
+    <BLANKLINE>
+    [method.settings]
+    mu = 0.1
+    <BLANKLINE>
+    """
+    lines = [f"{_key(key)} = {_text(value)}" for key, value in table.items() if not _apart(value) and value is not None]
+    text = "\n".join(lines) + ("\n" if lines else "")
+    for key, value in table.items():
+        if _apart(value):
+            name = f"{path}.{_key(key)}" if path else _key(key)
+            text += f"\n[{name}]\n" + to_toml(value, name)
+    return text
+
+
+def _apart(value: Any) -> bool:
+    """Whether a value is a table with a heading of its own."""
+    return isinstance(value, Mapping) and value != _NONE
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _quoted(key)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_text(part) for part in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_text(v)}" for k, v in value.items()) + "}"
+    return _quoted(value) if isinstance(value, str) else str(value)
