@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedquilt import data, methods, models, readouts, scenarios, sharing
     from fedquilt.client import Change, Client, Split
+    from fedquilt.disk import load_model
     from fedquilt.federation import Federation
     from fedquilt.methods import METHODS, Method
-    from fedquilt.disk import load_model
     from fedquilt.run import Run, resume, run
     from fedquilt.scenario import Scenario
     from fedquilt.sharing import Plan, UnitPlan

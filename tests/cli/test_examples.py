@@ -1,4 +1,4 @@
-"""The scripts a user starts from, and the README's Python, run."""
+"""The scripts a user starts from run."""
 
 from __future__ import annotations
 
@@ -51,11 +51,3 @@ def test_compare_methods(load: Load, capsys: pytest.CaptureFixture[str]) -> None
     out = capsys.readouterr().out
     assert "modfl" in out
     assert "24 clients and 1 seed" in out
-
-
-def test_the_python_of_the_readme_runs(load: Load) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})

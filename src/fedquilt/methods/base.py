@@ -56,7 +56,7 @@ class Method:
     # --- client half ---------------------------------------------------------------------------------------------
 
     def wrap(self, model: nn.Module, member: Member, classes: int) -> nn.Module:
-        """The module a client trains: its own model, or a bigger one around it; forward(x) gives (n, classes) logits."""
+        """The module a client trains: its own model, or a bigger one around it; forward(x): (n, classes) logits."""
         return model
 
     def cut(self, module: nn.Module) -> tuple[Unit, ...]:

@@ -134,7 +134,7 @@ def group_by_affinity(divergence: Tensor, parents: Tensor, linkage: Linkage = "c
     distance = divergence.detach().cpu().double()
     part = torch.zeros(clients, dtype=torch.int64)
     links = torch.zeros(clients, clients, dtype=torch.bool)
-    for parent in parents[parents >= 0].unique():  # type: ignore[no-untyped-call]
+    for parent in sorted(set(parents[parents >= 0].tolist())):
         group = (parents == parent).nonzero()[:, 0]
         part[group], links[group[:, None], group] = _split(distance[group[:, None], group], linkage)
     circle = number_circles(parents, part, parents < 0)
