@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt.client import Client, Split
-from fedquilt.messages import Block, Down, Member, Up
+from fedquilt.crew import Crew, blocks_of, covers, resting_of, scale_of, table_of
+from fedquilt.messages import Down, Member, Up
 from fedquilt.methods.base import Lesson, Method, Prepared
 from fedquilt.sharing import install
 from fedquilt.stacks import Family, Signature, families
@@ -22,7 +23,7 @@ from fedquilt.training.check import check_model
 from fedquilt.training.choose import ENGINES, choose, how_many_at_once
 from fedquilt.training.engine import Engine, Job, Recipe, Samples
 from fedquilt.training.settings import Training
-from fedquilt.view import StackView, Table, where_public
+from fedquilt.view import StackView, Table
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,6 @@ class Terms:
     def public(self) -> list[Split]:
         """The public samples that every client holds: `common`, then `public_test`."""
         return [split for split in (self.common, self.public_test) if split is not None]
-
-
-@dataclass
-class _Crew:
-    """A family at work: its clients, their rows at rest, their training samples and their engine."""
-
-    family: Family
-    clients: tuple[Client, ...]
-    rows: Tensor  # (k, width)
-    samples: Samples
-    tables: dict[str, Table]
-    engine: Engine | None = None
-    at_once: int = 0
-    lesson: Lesson | None = None
-    teacher: Engine | None = None
-    tried: bool = False  # whether the model has been seen to take these samples and labels
 
 
 class Fleet:
@@ -82,7 +67,7 @@ class Fleet:
         self.numbers = tuple(numbers) if numbers is not None else tuple(range(len(clients)))
         self.round = 0
         self._starts = {start for client in clients for start in client.changes}
-        self.crews: list[_Crew] = []
+        self.crews: list[Crew] = []
         self.home: dict[int, tuple[int, int]] = {}
         self._modules: dict[tuple[int, tuple[int, ...], int], nn.Module] = {}
         self._known: dict[int, tuple[str, int]] = {}  # the engine found for a template, and how many clients at once
@@ -147,9 +132,9 @@ class Fleet:
                     self._keep(before[home[n][0]], home[n][1], family, rows[at], modules[n], n in fresh)
             same = [c for c in before if c.family.ids == family.ids and _labels(c.clients) == _labels(clients)]
             tables = {split: table for crew in same for split, table in crew.tables.items() if split != "train"}
-            self.crews.append(_Crew(family, clients, rows, self._samples(clients), tables))
+            self.crews.append(Crew(family, clients, rows, self._samples(clients), tables))
 
-    def _keep(self, old: _Crew, at: int, family: Family, row: Tensor, module: nn.Module, fresh: bool) -> None:
+    def _keep(self, old: Crew, at: int, family: Family, row: Tensor, module: nn.Module, fresh: bool) -> None:
         """Write into a client's first row, (width,), what it had before, but for what new labels or models decide."""
         had, layout = old.rows[at].to(row.device), family.layout
         if not fresh and old.family.layout.key() == layout.key():
@@ -216,7 +201,7 @@ class Fleet:
         index = torch.tensor(places, device=crew.rows.device)
         if everybody:
             rows = crew.rows
-        elif _covered(crew.family, down):  # all of a row is replaced by what was received: it need not be fetched
+        elif covers(crew.family, down):  # all of a row is replaced by what was received: it need not be fetched
             rows = torch.empty(len(places), crew.family.layout.width, device=self.device)
         else:
             rows = crew.rows[index].to(self.device)
@@ -228,7 +213,7 @@ class Fleet:
         reports["loss"] = loss
         if not everybody:
             crew.rows[index] = rows.to(crew.rows.device)
-        return Up(down.round, down.ids, _blocks(crew.family, rows, down.send), reports)
+        return Up(down.round, down.ids, blocks_of(crew.family, rows, down.send), reports)
 
     def install(self, family: Family, rows: Tensor, down: Down) -> None:
         """Move rows (k, width), in place, towards what was received."""
@@ -236,11 +221,11 @@ class Fleet:
             for own, received in family.layout.pieces(rows, block.value.to(rows.device), *block.units):
                 own.copy_(received if pull is None else install(own, received, pull.to(rows.device)))
 
-    def _train(self, crew: _Crew, rows: Tensor, places: list[int], round_: int, prepared: Prepared) -> Tensor:
+    def _train(self, crew: Crew, rows: Tensor, places: list[int], round_: int, prepared: Prepared) -> Tensor:
         self._try(crew)
         recipe = self._recipe(crew)
         extras = dict(prepared.extras)
-        scale = _scale(crew.family, prepared.rates, len(rows))
+        scale = scale_of(crew.family, prepared.rates, len(rows))
         template = id(crew.family.template)
         if crew.engine is None and template in self._known:  # clients changed, but how to train such models is known
             kind, crew.at_once = self._known[template]
@@ -256,14 +241,14 @@ class Fleet:
             self._known[template] = (crew.engine.name, step)
         if prepared.lesson is not None:
             self._teach(crew, prepared.lesson, recipe, rows, places, round_, scale)
-        rest = _resting(crew.family, prepared.rates, rows)
+        rest = resting_of(crew.family, prepared.rates, rows)
         loss = self._work(crew.engine, step, rows, places, round_, scale, extras)
         for now, before, still in rest:
             now.copy_(torch.where(still[:, None], before, now))
         return loss
 
     def _teach(
-        self, crew: _Crew, lesson: Lesson, recipe: Recipe, rows: Tensor, places: list[int], round_: int,
+        self, crew: Crew, lesson: Lesson, recipe: Recipe, rows: Tensor, places: list[int], round_: int,
         scale: Tensor | None,
     ) -> None:  # fmt: skip
         """Train rows, in place, on samples that all clients hold."""
@@ -300,11 +285,11 @@ class Fleet:
             losses.append(engine.train(job))
         return torch.cat(losses)
 
-    def _recipe(self, crew: _Crew) -> Recipe:
+    def _recipe(self, crew: Crew) -> Recipe:
         objective, training = self.terms.method.objective(), self.terms.training
         return Recipe(crew.family.template, crew.family.layout, crew.samples, training, objective, self.device)
 
-    def _try(self, crew: _Crew) -> None:
+    def _try(self, crew: Crew) -> None:
         if not crew.tried:
             check_model(crew.family, crew.clients, self.terms.classes, self.device)
         crew.tried = True
@@ -320,7 +305,7 @@ class Fleet:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def view(
-        self, crew: _Crew, ids: tuple[int, ...], rows: Tensor, down: Down | None, round_: int | None = None,
+        self, crew: Crew, ids: tuple[int, ...], rows: Tensor, down: Down | None, round_: int | None = None,
         installed: bool = True,
     ) -> StackView:  # fmt: skip
         """What a method's client half sees of some clients; `installed`: what was received is in the rows."""
@@ -354,20 +339,9 @@ class Fleet:
             installed=installed,
         )
 
-    def _table(self, crew: _Crew, split: str) -> Table:
-        """A split of a whole family, padded to the longest, samples of labels a client has not masked; made once."""
+    def _table(self, crew: Crew, split: str) -> Table:
         if split not in crew.tables:
-            parts = [getattr(client, split) for client in crew.clients]
-            longest = max(len(part) for part in parts)
-            x = torch.zeros(len(parts), longest, *parts[0].x.shape[1:], dtype=parts[0].x.dtype)
-            y = torch.zeros(len(parts), longest, dtype=torch.int64)
-            mask = torch.zeros(len(parts), longest)
-            for i, part in enumerate(parts):
-                x[i, : len(part)], y[i, : len(part)] = part.x, part.y
-                mask[i, : len(part)] = torch.isin(part.y, torch.tensor(crew.clients[i].labels)).float()
-            public = self.terms.public
-            found = where_public(x, torch.cat([split.x for split in public])).to(self.device) if public else None
-            crew.tables[split] = Table(x.to(self.device), y.to(self.device), mask.to(self.device), found)
+            crew.tables[split] = table_of(crew.clients, split, self.terms.public).to(self.device)
         return crew.tables[split]
 
     def looks(self, down: Mapping[tuple[int, ...], Down]) -> list[tuple[StackView, StackView]]:
@@ -408,51 +382,3 @@ class Fleet:
 
 def _labels(clients: Sequence[Client]) -> list[tuple[int, ...]]:
     return [client.labels for client in clients]
-
-
-def _covered(family: Family, down: Down) -> bool:
-    """Whether a message replaces every unit of its clients whole."""
-    units = {unit for block, pull in zip(down.blocks, down.pulls, strict=True) if pull is None for unit in block.units}
-    return all(unit.name in units for unit in family.layout.units)
-
-
-def _blocks(family: Family, rows: Tensor, send: Mapping[str, Tensor]) -> tuple[Block, ...]:
-    """What is sent: for each set of senders one block of all the units they send."""
-    groups: list[tuple[Tensor, list[str]]] = []
-    for unit, senders in send.items():
-        for other, units in groups:
-            if torch.equal(other, senders):
-                units.append(unit)
-                break
-        else:
-            groups.append((senders, [unit]))
-    blocks = []
-    for senders, units in groups:
-        value = family.layout.take(rows, *units)
-        places = None if bool(senders.all()) else senders.nonzero()[:, 0]
-        sizes = tuple(family.layout.size(unit) for unit in units)
-        blocks.append(Block(tuple(units), sizes, places, value if places is None else value[places.to(value.device)]))
-    return tuple(blocks)
-
-
-def _scale(family: Family, rates: Mapping[str, Tensor], k: int) -> Tensor | None:
-    """Multipliers of the learning rate, (k, parameters), from those of units; None where all are 1."""
-    if not rates:
-        return None
-    first = next(iter(rates.values()))
-    scale = torch.ones(k, family.layout.parameters, device=first.device)
-    for unit, rate in rates.items():
-        for start, stop in family.layout.ranges[unit]:
-            if stop <= family.layout.parameters:
-                scale[:, start:stop] = rate[:, None]
-    return scale
-
-
-def _resting(family: Family, rates: Mapping[str, Tensor], rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Buffers of units with rates, (k, size): a view, a copy, and for whom the unit is frozen: they rest too."""
-    return [
-        (rows[:, start:stop], rows[:, start:stop].clone(), rate.to(rows.device) == 0)
-        for unit, rate in rates.items()
-        for start, stop in family.layout.ranges[unit]
-        if start >= family.layout.parameters
-    ]

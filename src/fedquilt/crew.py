@@ -1,0 +1,94 @@
+"""A family at work: what a fleet keeps of clients of one architecture, and how their numbers become messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedquilt.client import Client, Split
+from fedquilt.messages import Block, Down
+from fedquilt.methods.base import Lesson
+from fedquilt.stacks import Family
+from fedquilt.training.engine import Engine, Samples
+from fedquilt.view import Table, where_public
+
+
+@dataclass
+class Crew:
+    """A family at work: its clients, their rows at rest, their training samples and their engine."""
+
+    family: Family
+    clients: tuple[Client, ...]
+    rows: Tensor  # (k, width)
+    samples: Samples
+    tables: dict[str, Table]
+    engine: Engine | None = None
+    at_once: int = 0
+    lesson: Lesson | None = None
+    teacher: Engine | None = None
+    tried: bool = False  # whether the model has been seen to take these samples and labels
+
+
+def table_of(clients: Sequence[Client], split: str, public: Sequence[Split]) -> Table:
+    """A split of a whole family, padded to the longest; samples of labels that a client does not own are masked."""
+    parts = [getattr(client, split) for client in clients]
+    longest = max(len(part) for part in parts)
+    x = torch.zeros(len(parts), longest, *parts[0].x.shape[1:], dtype=parts[0].x.dtype)
+    y = torch.zeros(len(parts), longest, dtype=torch.int64)
+    mask = torch.zeros(len(parts), longest)
+    for i, part in enumerate(parts):
+        x[i, : len(part)], y[i, : len(part)] = part.x, part.y
+        mask[i, : len(part)] = torch.isin(part.y, torch.tensor(clients[i].labels)).float()
+    found = where_public(x, torch.cat([split.x for split in public])) if public else None
+    return Table(x, y, mask, found)
+
+
+def covers(family: Family, down: Down) -> bool:
+    """Whether a message replaces every unit of its clients whole."""
+    units = {unit for block, pull in zip(down.blocks, down.pulls, strict=True) if pull is None for unit in block.units}
+    return all(unit.name in units for unit in family.layout.units)
+
+
+def blocks_of(family: Family, rows: Tensor, send: Mapping[str, Tensor]) -> tuple[Block, ...]:
+    """What is sent: for each set of senders one block of all the units they send."""
+    groups: list[tuple[Tensor, list[str]]] = []
+    for unit, senders in send.items():
+        for other, units in groups:
+            if torch.equal(other, senders):
+                units.append(unit)
+                break
+        else:
+            groups.append((senders, [unit]))
+    blocks = []
+    for senders, units in groups:
+        value = family.layout.take(rows, *units)
+        places = None if bool(senders.all()) else senders.nonzero()[:, 0]
+        sizes = tuple(family.layout.size(unit) for unit in units)
+        blocks.append(Block(tuple(units), sizes, places, value if places is None else value[places.to(value.device)]))
+    return tuple(blocks)
+
+
+def scale_of(family: Family, rates: Mapping[str, Tensor], k: int) -> Tensor | None:
+    """Multipliers of the learning rate, (k, parameters), from those of units; None where all are 1."""
+    if not rates:
+        return None
+    first = next(iter(rates.values()))
+    scale = torch.ones(k, family.layout.parameters, device=first.device)
+    for unit, rate in rates.items():
+        for start, stop in family.layout.ranges[unit]:
+            if stop <= family.layout.parameters:
+                scale[:, start:stop] = rate[:, None]
+    return scale
+
+
+def resting_of(family: Family, rates: Mapping[str, Tensor], rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Buffers of units with rates, (k, size): a view, a copy, and for whom the unit is frozen: they rest too."""
+    return [
+        (rows[:, start:stop], rows[:, start:stop].clone(), rate.to(rows.device) == 0)
+        for unit, rate in rates.items()
+        for start, stop in family.layout.ranges[unit]
+        if start >= family.layout.parameters
+    ]
