@@ -13,6 +13,7 @@ from fedquilt.data.partition import Ints, by_label_sets, label_streams
 from fedquilt.data.splits import random_split
 from fedquilt.models import MLP, SmallCNN
 from fedquilt.scenario import Scenario
+from fedquilt.scenarios.inputs import centred
 from fedquilt.training.settings import Training
 
 USERS = {"user-1": ("cat", "dog"), "user-2": ("dog", "sheep"), "user-3": ("sheep", "elephant")}
@@ -99,4 +100,4 @@ def _network(kind: str, sizes: tuple[int, ...], data: Dataset) -> ModelBuilder:
 
 
 def _pair(data: Dataset, index: Ints) -> tuple[npt.NDArray[np.float32], Ints]:
-    return (data.images(index) - 0.5) / 0.25, data.y[index]
+    return centred(data, index), data.y[index]

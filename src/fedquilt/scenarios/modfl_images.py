@@ -14,6 +14,7 @@ from fedquilt.data.splits import random_split
 from fedquilt.models import ModflCifar, ModflStl
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.cohorts import Generation, cohort_clients, per_label_sample
+from fedquilt.scenarios.inputs import centred
 from fedquilt.training.settings import Training
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "horse", "ship", "truck")
@@ -81,7 +82,7 @@ def _generation(
     mine = data.take(per_label_sample(data.y, max(1, round(PER_LABEL * fraction)), seed))
 
     def inputs(index: Ints) -> Array:
-        x = (mine.images(index) - 0.5) / 0.25
+        x = centred(mine, index)
         return coarser(grey(x), 2) if coarse else x
 
     return Generation(name, model, inputs, mine.y, random_split(mine.y, SHARES, seed))

@@ -13,6 +13,7 @@ from fedquilt.data.partition import specialists, subset
 from fedquilt.data.splits import random_split
 from fedquilt.models import ThesisCNN
 from fedquilt.scenario import Scenario
+from fedquilt.scenarios.inputs import centred
 from fedquilt.training.settings import Training
 
 EXTRA_MNIST = (4, 1, 4, 1, 3, 2, 2, 3, 4, 3)
@@ -26,8 +27,8 @@ def thesis_mnist(seed: int = 0, clients: int = 10, fraction: float = 1.0, data_d
     From the thesis: class c is cut in 10 + t_c equal fragments, t = 4 1 4 1 3 2 2 3 4 3; every client gets one of
     each class and client c the t_c others too; the test images are cut the same way; SGD 0.01 with momentum 0.9,
     batch 32, 1 local epoch (its text also says 5), 100 rounds. Chosen here: the network, which the thesis does not
-    describe; 10 % of each client's training images validate; the rate does not decay. `clients` below 10 leaves the
-    last ones and their data out, `fraction` takes that share of all images.
+    describe; pixels from -2 to 2; 10 % of each client's training images validate; the rate does not decay. `clients`
+    below 10 leaves the last ones and their data out, `fraction` takes that share of all images.
     """
     return _specialists("thesis-mnist", load("mnist", data_dir), EXTRA_MNIST, ThesisCNN, clients, fraction, seed)
 
@@ -56,6 +57,6 @@ def _specialists(
     for c in range(clients):
         learn, test = dealt[0][c], dealt[1][c]
         train, validation, _ = random_split(data.y[learn], (0.9, 0.1, 0.0), seed + c)
-        first, second, third = ((data.images(k), data.y[k]) for k in (learn[train], learn[validation], test))
+        first, second, third = ((centred(data, k), data.y[k]) for k in (learn[train], learn[validation], test))
         made.append(Client(f"specialist-{data.label_names[c]}", model, first, second, third))
     return Scenario(name, made, TRAINING, label_names=data.label_names)
