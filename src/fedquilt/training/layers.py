@@ -6,7 +6,7 @@ The engine swaps the class of the layers in its own copy of a model; parameters,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,12 +19,14 @@ _mask: list[Tensor | None] = [None]
 
 @contextmanager
 def stackable(device: torch.device) -> Iterator[None]:
-    """While this holds, attention is made of products that batch over clients; a CPU's fused one does not."""
-    if device.type != "cpu":
-        yield
-        return
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
+    """While this holds, attention is made of operations that batch over clients; PyTorch's fastest ones do not."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager
