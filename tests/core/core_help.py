@@ -1,0 +1,171 @@
+"""Small federations and a plain PyTorch loop to compare with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedquilt as fq
+from fedquilt.messages import Down, Roster, Sent, Up
+from fedquilt.methods import FedAvg, Method, State
+from fedquilt.sharing import Plan
+from fedquilt.training.batches import key_of, orders
+
+ENGINES = ("sequential", "vectorised", "parallel")
+Builder = Callable[[], nn.Module]
+
+
+class Zero(nn.Linear):
+    """A linear layer without bias that starts at zero, so that a round can be computed by hand."""
+
+    def __init__(self, inputs: int = 1, outputs: int = 2) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        nn.init.zeros_(self.weight)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def points(
+    model: Builder | Sequence[Builder] = mlp,
+    sizes: Sequence[int] = (5, 9, 7),
+    shape: Sequence[int] = (4,),
+    classes: int = 3,
+    words: int = 0,
+    training: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> fq.Scenario:
+    """Clients with random samples (whole numbers below `words`, if given), as many as there are sizes."""
+    draw = torch.Generator().manual_seed(7)
+    builders = list(model) if isinstance(model, Sequence) else [model] * len(sizes)
+    clients = []
+    for i, size in enumerate(sizes):
+        splits = []
+        for n in (size, 4, 6):
+            kind = (n, *shape)
+            x = torch.randint(0, words, kind, generator=draw) if words else torch.randn(kind, generator=draw)
+            splits.append((x, torch.randint(0, classes, (n,), generator=draw)))
+        train, validation, test = splits
+        traits = {"device": f"gen{i % 2}"}
+        clients.append(fq.Client(f"client-{i}", builders[i], train, validation, test, traits))
+    how = {"rounds": 2, "epochs": 2, "batch": 3, "lr": 0.05} | dict(training or {})
+    names = [str(c) for c in range(classes)]
+    return fq.Scenario("points", clients, training=fq.Training(**how), label_names=names, **more)
+
+
+def federation(
+    scenario: fq.Scenario, method: Method | None = None, engine: str = "sequential", **more: Any
+) -> fq.Federation:
+    return fq.Federation(scenario, method or FedAvg(), device="cpu", engine=engine, **more)
+
+
+def rows_after(
+    scenario: fq.Scenario, method: Method | None = None, engine: str = "sequential", rounds: int = 2, **more: Any
+) -> dict[str, Tensor]:
+    """Every client's row after some rounds, by name."""
+    federated = federation(scenario, method, engine, **more)
+    try:
+        for _ in range(rounds):
+            federated.step(evaluate=False)
+        assert set(federated.fleet.engines) == {engine}
+        return rows_of(federated)
+    finally:
+        federated.close()
+
+
+def rows_of(federated: fq.Federation) -> dict[str, Tensor]:
+    found = {}
+    for crew in federated.fleet.crews:
+        for client, row in zip(crew.clients, crew.rows, strict=True):
+            found[client.name] = row.clone()
+    return found
+
+
+def parameter(federated: fq.Federation, client: int, name: str) -> list[float]:
+    """A parameter of a client as it is now, flat."""
+    index, at = federated.fleet.home[client]
+    crew = federated.fleet.crews[index]
+    numbers: list[float] = crew.family.layout.tensor(crew.rows, name)[at].flatten().tolist()
+    return numbers
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], atol: float = 2e-5) -> None:
+    assert one.keys() == other.keys()
+    for name, row in one.items():
+        torch.testing.assert_close(row, other[name], atol=atol, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")  # type: ignore[misc]
+
+
+def plain_fedavg(scenario: fq.Scenario, rounds: int, seed: int = 0) -> dict[str, nn.Module]:
+    """FedAvg as a plain loop with torch.optim: every client's model after its last local training."""
+    t = scenario.training
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key_of("model", seed))
+        shared = scenario.clients[0].model()
+    models: dict[str, nn.Module] = {}
+    for round_ in range(1, rounds + 1):
+        for client in scenario.clients:
+            model = copy.deepcopy(shared).train()
+            kind: Any = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[t.optimiser]
+            own = {"momentum": t.momentum, "nesterov": t.nesterov} if t.optimiser == "sgd" else {"betas": t.betas}
+            optimiser = kind(model.parameters(), lr=t.rate(round_), weight_decay=t.weight_decay, **own)
+            n = client.samples
+            key = torch.tensor([key_of(seed, client.name)])
+            order = orders(key, round_, t.epochs, torch.tensor([n]), n)[0]  # (epochs, n)
+            for epoch in order:
+                for index in epoch.split(t.batch):
+                    optimiser.zero_grad()
+                    F.cross_entropy(model(client.train.x[index]), client.train.y[index]).backward()
+                    optimiser.step()
+            models[client.name] = model
+        total = sum(client.samples for client in scenario.clients)
+        mean = {
+            name: sum(models[c.name].state_dict()[name].double() * c.samples / total for c in scenario.clients)
+            for name in shared.state_dict()
+        }
+        shared = copy.deepcopy(shared)
+        with torch.no_grad():
+            for name, value in shared.state_dict().items():
+                value.copy_(mean[name])
+    return models
+
+
+@dataclass(frozen=True)
+class Planned(Method):
+    """A method that follows plans written beforehand: one for each round, the last one for all that come."""
+
+    name: ClassVar[str] = "planned"
+    plans: tuple[Plan, ...] = ()
+
+    def begin(self, roster: Roster) -> tuple[State, Plan]:
+        return {"round": 0}, self.plans[0]
+
+    def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
+        now = int(state["round"]) + 1
+        return {"round": now}, self.plans[min(now, len(self.plans) - 1)]
+
+
+@dataclass
+class Tap:
+    """Everything that passes between a federation's server and its clients, copied."""
+
+    downs: list[Down] = field(default_factory=list)
+    ups: list[Up] = field(default_factory=list)
+
+    def __init__(self, federated: fq.Federation) -> None:
+        self.downs, self.ups = [], []
+        run = federated.fleet.run
+
+        def tapped(down: Down) -> Up:
+            self.downs.append(copy.deepcopy(down))
+            up = run(down)
+            self.ups.append(copy.deepcopy(up))
+            return up
+
+        federated.fleet.run = tapped  # type: ignore[method-assign]
