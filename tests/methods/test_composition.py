@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import ClassVar
 
@@ -11,7 +12,10 @@ from layered import CHANNELS, CORNERS, layered
 from torch import Tensor, nn
 
 import fedquilt as fq
+from fedquilt.checkpoint import federation_state, restore_federation
+from fedquilt.methods.feddl import FedDL
 from fedquilt.methods.modfl import ModFL
+from fedquilt.readouts import BestOfLast
 from fedquilt.sharing.circles import Linkage
 
 NAMES = {"north": torch.tensor([0, 1, 2, 3]), "south": torch.tensor([1, 2, 3, 0])}
@@ -114,3 +118,37 @@ def test_models_that_cannot_read_the_common_samples_are_named() -> None:
         run(ModFL(by=BY_AFFINITY), narrow)
     with pytest.raises(ValueError, match=r"circles by affinity compare models on samples that the server holds"):
         run(ModFL(by=BY_AFFINITY), generations(common=False))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedDL(interval=1, regroup_every=1),
+        ModFL(by={"configuration": "device", "operation": "found"}),
+        ModFL(by=BY_AFFINITY),
+    ],
+)
+def test_a_checkpoint_holds_what_they_remember(method: fq.Method) -> None:
+    """Three rounds, a copy by way of JSON and tensors, three rounds: the same bits as six rounds, read-outs too."""
+    scenario = generations()
+    if isinstance(method, FedDL):
+        scenario = fq.Scenario("one generation", scenario.clients[:6], scenario.training, common=scenario.common)
+    how = scenario.training.but({"epochs": 1, "rounds": 6, "share": 0.7})
+
+    def made() -> fq.Federation:
+        return fq.Federation(scenario, method, how, engine="sequential", readouts=[BestOfLast(3)], device="cpu")
+
+    whole, first, second = made(), made(), made()
+    reports = [whole.step() for _ in range(6)]
+    for _ in range(3):
+        first.step()
+    tensors: dict[str, Tensor] = {}
+    text = json.loads(json.dumps(federation_state(first, tensors)))
+    restore_federation(second, {name: tensor.clone() for name, tensor in tensors.items()}, text)
+    for report in reports[3:]:
+        again = second.step()
+        assert again.plan == report.plan
+        for one, other in zip(again.evaluations, report.evaluations, strict=True):
+            assert torch.equal(one.counts, other.counts)
+    for crew, copy in zip(whole.fleet.crews, second.fleet.crews, strict=True):
+        assert torch.equal(crew.rows, copy.rows)
