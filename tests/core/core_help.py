@@ -33,6 +33,20 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
+class Task(nn.Module):
+    """Another base on the same head."""
+
+    def __init__(self, inputs: int, wide: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+        self.base = nn.Sequential(nn.Linear(inputs, wide), nn.Tanh(), nn.Linear(wide, 5))
+        self.units = {"base": ["base"], "head": ["head"]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.base(x))
+        return out
+
+
 def points(
     model: Builder | Sequence[Builder] = mlp,
     sizes: Sequence[int] = (5, 9, 7),

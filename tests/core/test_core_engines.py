@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from core_help import ENGINES, Builder, federation, mlp, plain_fedavg, points, rows_after, rows_of, same
+from core_help import ENGINES, Builder, Task, federation, mlp, plain_fedavg, points, rows_after, rows_of, same
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -262,20 +262,6 @@ def test_rates_of_units_and_extras(engine: str) -> None:
     assert torch.equal(layout.tensor(rows, "0.weight")[0], before[0])  # client 0: rate 0
     assert not torch.equal(layout.tensor(rows, "0.weight")[1], before[1])
     federated.close()
-
-
-class Task(nn.Module):
-    """Another base on the same head."""
-
-    def __init__(self, inputs: int, wide: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(5, 3)
-        self.base = nn.Sequential(nn.Linear(inputs, wide), nn.Tanh(), nn.Linear(wide, 5))
-        self.units = {"base": ["base"], "head": ["head"]}
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.base(x))
-        return out
 
 
 @pytest.mark.parametrize("engine", OTHERS)
