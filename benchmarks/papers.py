@@ -50,25 +50,25 @@ def _plain(*names: str) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def _cameras(labels: int) -> Experiment:
     return Experiment(
-        "modfl-cameras", {"clients": 18, "fraction": 0.1, "labels": labels}, {"rounds": 25},
+        "modfl-cameras", {"clients": 18, "fraction": 0.1, "labels": labels}, {"rounds": 20},
         _plain("local", "fedavg", "fedper", "modfl"),
-        why="18 of 72 clients and a tenth of the images, 25 of 200 rounds",
+        why="18 of 72 clients and a tenth of the images, 20 of 200 rounds",
     )  # fmt: skip
 
 
 def _wearables(labels: int) -> Experiment:
     return Experiment(
-        "modfl-wearables", {"clients": 30, "labels": labels}, {"rounds": 40, "lr": 0.01},
-        _plain("local", "fedavg", "fedper", "modfl"), why="40 of 2000 rounds, at a rate of 0.01, not 0.001",
+        "modfl-wearables", {"clients": 30, "labels": labels}, {"rounds": 25, "lr": 0.01},
+        _plain("local", "fedavg", "fedper", "modfl"), why="25 of 2000 rounds, at a rate of 0.01, not 0.001",
     )  # fmt: skip
 
 
 EXPERIMENTS: dict[str, Experiment] = {
     "feddl-har": Experiment(
-        "feddl-har", {}, {"rounds": 20, "epochs": 3, "lr": 0.03},
+        "feddl-har", {}, {"rounds": 15, "epochs": 2, "lr": 0.05},
         _plain("local", "fedavg", "fedper") | {
             "feddl": ("feddl", {}), "feddl-average": ("feddl", {"linkage": "average"}),
-        }, BOTH, why="20 rounds of 3 local epochs at a rate of 0.03, not 40 of 30 at 0.01",
+        }, BOTH, why="15 rounds of 2 local epochs at a rate of 0.05, not 40 of 30 at 0.01",
     ),
     "modfl-wearables-4": _wearables(4), "modfl-wearables-2": _wearables(2), "modfl-wearables-5": _wearables(5),
     "modfl-cameras-3": _cameras(3), "modfl-cameras-6": _cameras(6), "modfl-cameras-9": _cameras(9),
@@ -90,7 +90,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fedem-cifar10": Experiment(
         "fedem-cifar10", {"fraction": 0.05, "clients": 20, "model": "small-cnn"}, {"rounds": 25, "batch": 32},
         _plain("local", "fedavg", "fedprox", "fedmn") | {"fedmn-concat": ("fedmn", {"joint": "concat"})},
-        (*BOTH, "fine-tuned"), why="a twentieth of the images, 20 of 80 clients, a small CNN, 25 of 200 rounds",
+        (*BOTH, "fine-tuned"), why="a twentieth of the images, 20 of 80 clients, a small CNN, 20 of 200 rounds",
     ),
 }  # fmt: skip
 
