@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from fedquilt.deploy.lead import make_terms
 from fedquilt.deploy.operator import Operator
 from fedquilt.deploy.processes import Failed
@@ -108,8 +110,12 @@ def follow(
             raise Failed(f"the run {spec['run']} failed: {state.get('error')}{_go_on(folder)}")
         if time.monotonic() - checked > 5:
             checked = time.monotonic()
-            with Operator(project) as operator:
-                status = operator.status(number)
+            try:
+                with Operator(project) as operator:
+                    status = operator.status(number)
+            except (httpx.HTTPError, ConnectionError):
+                again = f"start it again with `fedquilt deploy server {project.folder}`"
+                raise Failed(f"the server is gone; {again}{_go_on(folder)}") from None
             if status.startswith("finished") and _state(folder).get("state") not in ("finished", "failed"):
                 log = project.server_folder / "logs" / "superlink.log"
                 raise Failed(f"the run {spec['run']} ended as '{status}'; see {log}{_go_on(folder)}")

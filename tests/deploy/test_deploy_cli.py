@@ -1,0 +1,148 @@
+"""`fedquilt deploy` without a network: what it makes, what it refuses, what it warns of, what it imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedquilt.cli import main
+from fedquilt.deploy import nginx
+from fedquilt.deploy.create import create
+from fedquilt.deploy.project import Address, Node, Project
+from fedquilt.deploy.server_side import ServerSide
+
+
+def test_init_of_a_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "fed"
+    assert main(["deploy", "init", str(folder), "--scenario", "digits", "--set", "clients=3", "--port", "0"]) == 0
+    project = Project.read(folder)
+    assert len(project.clients) == 3
+    assert project.server.port > 0
+    said = capsys.readouterr()
+    assert f"fedquilt deploy server {folder}" in said.out
+    assert "WARNING" not in said.err
+    for name in project.clients:
+        assert Node.read(project.client_folder(name)).port == project.server.port
+
+
+def test_init_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("from torch import nn\n\n\ndef small():\n    return nn.Linear(2, 4)\n")
+    words = ["--client", "a", "--client", "b", "--model", f"{tmp_path}/nets.py:small", "--classes", "4"]
+    hosts = ["--host", "federation.example.org", "--listen", "0.0.0.0"]
+    assert main(["deploy", "init", str(tmp_path / "fed"), *words, *hosts]) == 0
+    project = Project.read(tmp_path / "fed")
+    assert project.server.hosts == ("federation.example.org",)
+    assert (project.client_folder("b") / "nets.py").is_file()
+    assert Node.read(project.client_folder("a")).host == "federation.example.org"
+
+
+def test_a_scenario_of_ones_own_file(tmp_path: Path) -> None:
+    (tmp_path / "hospital.py").write_text(
+        "from functools import partial\n\nfrom torch import nn\n\nimport fedquilt as fq\n\n\n"
+        "def net(width):\n    return nn.Linear(2, width)\n\n\n"
+        "def wards(beds: int = 2):\n    data = ([[0.0, 1.0], [1.0, 0.0]], [0, 1])\n"
+        "    return fq.Scenario('wards', [fq.Client(f'w{i}', partial(net, 2), data) for i in range(beds)])\n"
+    )
+    where = f"{tmp_path}/hospital.py:wards"
+    assert main(["deploy", "init", str(tmp_path / "fed"), "--scenario", where, "--set", "beds=3"]) == 0
+    project = Project.read(tmp_path / "fed")
+    assert project.clients == ("w0", "w1", "w2")
+    assert Node.read(project.client_folder("w1")).model == {"builder": "hospital.py:net", "arguments": [2]}
+    assert (project.client_folder("w1") / "hospital.py").is_file()
+    assert (project.server_folder / "hospital.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "warning"),
+    [(["--no-tls"], "TLS and node authentication are OFF"), (["--no-authentication"], "Node authentication is OFF")],
+)
+def test_switching_protection_off_is_said_aloud(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], warning: str
+) -> None:
+    folder = tmp_path / "fed"
+    assert main(["deploy", "init", str(folder), "--client", "a", "--model", "torch.nn:Linear", *flags]) == 0
+    assert f"WARNING: {warning}" in capsys.readouterr().err
+    project = Project.read(folder)
+    assert not project.server.authentication
+    assert not (project.client_folder("a") / "node.key").exists()
+    assert Node.read(project.client_folder("a")).warning is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["init", "{tmp}/x"], "give --scenario NAME, or your own clients"),
+        (["init", "{tmp}/x", "--scenario", "digitz"], "did you mean 'digits'?"),
+        (["init", "{tmp}/x", "--client", "a", "--model", "nowhere"], "names no model"),
+        (["init", "{tmp}/x", "--client", "a/b", "--model", "torch.nn:Linear"], "cannot be a folder"),
+        (["server", "{tmp}"], "make a project with"),
+        (["client", "{tmp}"], "folder of one client"),
+        (["client", "{fed}/clients/a"], "data.npz does not exist"),
+        (["run", "--dir", "{fed}"], "name the scenario and the method, or give --resume"),
+        (["run", "other", "fedavg", "--dir", "{fed}"], "is a federation of the scenario 'own', not 'other'"),
+        (["run", "own", "fedavgg", "--dir", "{fed}"], "did you mean 'fedavg'?"),
+        (["run", "own", "fedavg", "--dir", "{fed}", "--set", "lr=-1"], "lr"),
+        (["run", "own", "fedavg", "--dir", "{fed}"], "is not running; start it with `fedquilt deploy server`"),
+        (["run", "--resume", "--dir", "{fed}"], "no unfinished run"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    create(tmp_path / "fed", ["a"], "torch.nn:Identity", 2)
+    assert main(["deploy", *(word.format(tmp=tmp_path, fed=tmp_path / "fed") for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said.replace("\n", " ")
+    assert "Traceback" not in said
+
+
+def test_status_of_a_federation_at_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = create(tmp_path / "fed", ["a", "b"], "torch.nn:Identity", 2)
+    run = project.runs / "own-fedavg-0"
+    run.mkdir()
+    (run / "status.json").write_text(json.dumps({"state": "running", "round": 3, "rounds": 9}))
+    (run / "letters.jsonl").write_text(json.dumps({"refused": {"b": "not-finite"}}) + "\n")
+    assert main(["deploy", "status", "--dir", str(project.folder)]) == 0
+    said = capsys.readouterr().out
+    assert "not running" in said
+    assert "own-fedavg-0" in said
+    assert "round 3 of 9; b left out 1x" in said
+
+
+def test_without_nginx_the_port_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_ = create(tmp_path / "fed", ["a"], "torch.nn:Identity", 2, Address(listen="0.0.0.0"))
+    with pytest.raises(ValueError, match=r"may listen on 127.0.0.1 alone"):
+        ServerSide(open_, gate=False).__enter__()
+    monkeypatch.setattr(nginx.shutil, "which", lambda *_, **__: None)  # type: ignore[attr-defined]
+    with pytest.raises(FileNotFoundError, match=r"nginx is not installed, .* install it"):
+        ServerSide(open_).__enter__()
+
+
+def imported(statement: str) -> set[str]:
+    """Top-level modules that a fresh process has after a statement."""
+    code = f"import sys\n{statement}\nprint(' '.join({{m.partition('.')[0] for m in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_command_line_waits_for_neither_torch_nor_flower() -> None:
+    assert not imported("import fedquilt.deploy.cli") & {"torch", "flwr", "numpy", "sklearn"}
+
+
+def test_watching_over_a_client_takes_neither_torch_nor_flower() -> None:
+    statement = "from fedquilt.deploy.client_side import keep_running\nfrom fedquilt.deploy.project import Node"
+    assert not imported(statement) & {"torch", "flwr", "sklearn", "scipy"}
+
+
+def test_a_worker_imports_what_it_needs_and_no_more() -> None:
+    statement = "import fedquilt.deploy.worker\nfrom fedquilt.deploy.device import Device"
+    assert not imported(statement) & {"sklearn", "scipy", "matplotlib", "pandas", "plotly", "uvicorn", "alembic"}
+    code = f"import sys\n{statement}\nprint('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
