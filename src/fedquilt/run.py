@@ -263,7 +263,7 @@ def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], c
             raise KeyboardInterrupt
 
     try:
-        with _finishing_the_round(folder is not None) as stop:
+        with first_ctrl_c(folder is not None) as stop:
             federation.run([result.take, keep, *callbacks, end])
         last = [e for e in result.evaluations if e.round == federation.round] or federation.evaluate(last=True)
         if stop:
@@ -297,8 +297,8 @@ def _alone(federation: Federation, folder: RunFolder | None, options: Mapping[st
 
 
 @contextmanager
-def _finishing_the_round(wanted: bool) -> Iterator[list[int]]:
-    """While this holds, the first Ctrl-C lets the round end and be kept; the second ends at once, as without it."""
+def first_ctrl_c(wanted: bool) -> Iterator[list[int]]:
+    """While this holds, the first Ctrl-C is only noted, so that a round can end and be kept; a second ends at once."""
     stop: list[int] = []
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield stop

@@ -38,7 +38,7 @@ def describe(federation: Federation, options: Mapping[str, Any], checksum: str) 
 
     scenario, origin = federation.scenario, dict(federation.scenario.origin)
     if "settings" in origin:
-        origin["settings"] = _plain(origin["settings"])
+        origin["settings"] = plain(origin["settings"])
     return {
         "format": FORMAT,
         "scenario": {"title": scenario.name, **origin},
@@ -85,7 +85,7 @@ def method_to(method: Method) -> dict[str, Any]:
     """A method as its name and settings, and where its code is unless it is one of the library's."""
     settings = {f.name: getattr(method, f.name) for f in fields(method)}
     usual = {f.name for f in fields(method) if f.default is None and f.default is not MISSING}
-    kept = {name: _plain(value) for name, value in settings.items() if value is not None or name not in usual}
+    kept = {name: plain(value) for name, value in settings.items() if value is not None or name not in usual}
     text: dict[str, Any] = {"name": method.name, "settings": kept}
     if METHODS.get(method.name) is not type(method):
         text["class"] = f"{type(method).__module__}:{type(method).__qualname__}"
@@ -140,13 +140,14 @@ def _value_of(value: Any) -> Any:
     return tuple(_value_of(part) for part in value) if isinstance(value, list) else value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A setting as TOML and JSON can hold it; `values_of` turns it back."""
     if value is None:
         return _NONE
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):

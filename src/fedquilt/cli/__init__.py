@@ -12,7 +12,7 @@ import click
 import typer
 
 from fedquilt.cli import catalogue, compare, data, demo, report, run
-from fedquilt.cli.settings import spread
+from fedquilt.cli.settings import spread, with_port
 from fedquilt.cli.speak import complain, out, say_warnings
 from fedquilt.deploy.cli import deploy_app
 
@@ -60,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     say_warnings()
     try:
-        rest = spread([word for word in words if word != "--debug"])
+        rest = spread(with_port([word for word in words if word != "--debug"]))
         return int(typer.main.get_command(app).main(args=rest, prog_name="fedquilt", standalone_mode=False) or 0)
     except (KeyboardInterrupt, click.Abort):
         complain("stopped")

@@ -60,13 +60,16 @@ class Board:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.progress.stop()
 
-    def run(self, order: Order, scenario: Scenario, method: Method, seed: int, label: str, **options: Any) -> Outcome:
-        """Run one method; `options` are further arguments of `fedquilt.run`, or others than the order's."""
+    def run(
+        self, order: Order, scenario: Scenario, method: Method, seed: int, label: str,
+        also: Sequence[Callback] = (), **options: Any,
+    ) -> Outcome:  # fmt: skip
+        """Run one method; `also` are further callbacks, `options` arguments of `fedquilt.run` beside the order's."""
         from fedquilt.run import run
 
         given: dict[str, Any] = {**order.how(), "alone": False, **options}
         line = _Line(self.progress, label, scenario.training.rounds, alone=given["alone"] is True)
-        return self.watch(line, lambda: run(scenario, method, seed=seed, callbacks=[line], **given))
+        return self.watch(line, lambda: run(scenario, method, seed=seed, callbacks=[line, *also], **given))
 
     def resume(self, label: str, rounds: int, go: Callable[[Sequence[Callback]], Run]) -> Outcome:
         """Go on with a run; `go` takes the callbacks."""
@@ -88,6 +91,24 @@ class Board:
             line.end()
 
 
+class Progressed:
+    """How a run goes, in a few words: accuracy now and at best, and megabytes moved."""
+
+    def __init__(self) -> None:
+        self.best = -math.inf
+        self.moved = 0
+
+    def text(self, federation: Federation, report: RoundReport) -> str:
+        """After a round."""
+        self.moved += report.traffic.total_up + report.traffic.total_down
+        found = current(report, [federation.method.readout, *(readout.name for readout in federation.readouts)])
+        told = ""
+        if found is not None:
+            self.best = max(self.best, found[1])
+            told = f"{found[0]} {100 * found[1]:.1f} % (best {100 * self.best:.1f})"
+        return f"{told}  {self.moved / 1e6:.1f} MB" if self.moved else told
+
+
 class _Line:
     """A callback that draws one run's progress, and keeps the rounds that are over."""
 
@@ -96,20 +117,14 @@ class _Line:
         self.task = progress.add_task(label.ljust(10), total=rounds, told="")
         self.waiting: Any = None
         self.kept: Run | None = None
-        self.best = -math.inf
+        self.progressed = Progressed()
 
     def __call__(self, federation: Federation, report: RoundReport) -> None:
         from fedquilt.run import Run
 
         self.kept = self.kept or Run(federation)
         self.kept.take(federation, report)
-        found = current(report, [federation.method.readout, *(readout.name for readout in federation.readouts)])
-        told = ""
-        if found is not None:
-            self.best = max(self.best, found[1])
-            told = f"{found[0]} {100 * found[1]:.1f} % (best {100 * self.best:.1f})"
-        moved = (sum(self.kept.bytes_up) + sum(self.kept.bytes_down)) / 1e6
-        self.progress.update(self.task, completed=report.round, told=f"{told}  {moved:.1f} MB" if moved else told)
+        self.progress.update(self.task, completed=report.round, told=self.progressed.text(federation, report))
         if report.round == report.rounds and self.alone and federation.method.name != "local":
             self.waiting = self.progress.add_task("alone".ljust(10), total=None, told="the same clients by themselves")
 

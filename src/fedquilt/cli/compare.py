@@ -1,24 +1,44 @@
-"""`fedquilt compare SCENARIO METHOD...`: methods on the same clients and seeds, and which differences are real."""
+"""`fedquilt compare SCENARIO METHOD...`: methods on the same clients and seeds, and which differences are real.
+
+Every run has a directory of its own, named after what decides its results. What is finished there is reused, what was
+interrupted goes on, so the same command after a kill ends the same comparison.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import json as json_
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedquilt.cli import options as opt
-from fedquilt.cli.board import Board, Outcome, Stopped
-from fedquilt.cli.comparison import compared, default_reference, show
-from fedquilt.cli.order import Choices, Order, take_order
+from fedquilt.cli.board import Board
+from fedquilt.cli.comparison import ALONE, check_form, choose, compared, default_reference, show
+from fedquilt.cli.crew import Crew, News, how_many
+from fedquilt.cli.jobs import Job, sweep
+from fedquilt.cli.order import Choices
 from fedquilt.cli.speak import Refused, did_you_mean, note
+from fedquilt.cli.watch import watched
 
 if TYPE_CHECKING:
-    from fedquilt.run import Run
-    from fedquilt.scenario import Scenario
+    from rich.progress import TaskID
 
 Format = Annotated[str, typer.Option("--format", help="The table as text, csv, latex or markdown.")]
 Reference = Annotated[str | None, typer.Option("--reference", help="The method that every other is set against.")]
 Target = Annotated[float | None, typer.Option("--target", help="Also: rounds and megabytes to this accuracy, 0 to 1.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Where the runs are kept; runs/compare-SCENARIO otherwise.")
+]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option("--sweep", metavar="KEY=A,B,C...", help="Settings to try, the best chosen on validation data."),
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", metavar="N", help="Runs at once; one a core (on a GPU one) otherwise.")
+]
 
 
 def compare(
@@ -28,6 +48,7 @@ def compare(
     seed: opt.Seed = 0,
     seeds: opt.Seeds = 1,
     settings: opt.Settings = None,
+    sweeps: Sweep = None,
     readouts: opt.Readouts = None,
     merge: opt.Merge = "mean",
     device: opt.Device = "auto",
@@ -37,56 +58,116 @@ def compare(
     alone: opt.Alone = True,
     reference: Reference = None,
     target: Target = None,
+    to: Out = None,
+    jobs: Jobs = None,
+    checkpoint_every: opt.Checkpoints = 5,
+    watch: opt.Watch = None,
     form: Format = "text",
     json: opt.AsJson = False,
 ) -> None:
     """Run methods on the same clients and seeds, and say which differences are real.
 
-    For example: fedquilt compare digits local fedavg modfl --seeds 3
+    For example: fedquilt compare digits local fedavg modfl --seeds 3. Started again after a Ctrl-C or a kill it goes on
+    where it was; what is finished is not run again.
     """
     numbers = range(seed, seed + seeds)
     choices = Choices(rounds, settings or (), readouts, merge, device, engine, clients_at_once, evaluate_every, numbers)
-    if form not in ("text", "csv", "latex", "markdown"):
-        raise Refused(did_you_mean(form, ("text", "csv", "latex", "markdown"), "format"))
+    check_form(form)
     if reference is not None and reference not in methods:
         raise Refused(did_you_mean(reference, methods, "method in this comparison"))
     if target is not None and not 0 < target <= 1:
         raise Refused(f"--target {target}: give an accuracy above 0 and at most 1")
-    order = take_order(scenario, methods, choices)
-    runs: dict[str, dict[int, Run]] = {name: {} for name in methods}
-    bars: dict[int, Run] = {}
-    stopped = False
-    with Board() as board:
-        for number in numbers:
-            made = order.scenario(number)
-            label = f" seed {number}" if seeds > 1 else ""
-            done: dict[str, Run] = {}
-            try:
-                for method in order.methods:
-                    outcome = board.run(order, made, method, number, method.name + label)
-                    stopped = not outcome.finished
-                    if stopped:
-                        break
-                    done[method.name] = outcome.run
-                if not stopped and alone:
-                    bars[number] = done.get("local") or by_themselves(board, order, made, number).run
-            except (KeyboardInterrupt, Stopped):
-                stopped = True
-            if stopped:
-                break
-            for name, run in done.items():
-                runs[name][number] = run
-    finished = len(next(iter(runs.values())))
-    if stopped and not finished:
-        raise Refused("stopped before every method had run with a seed; nothing to compare yet")
-    if stopped:
-        note(f"stopped; compared are the {finished} seed(s) that every method has run with")
-    show(compared(runs, bars, reference or default_reference(methods), target), form, json)
+    if jobs is not None and jobs < 1:
+        raise Refused(f"--jobs {jobs}: give at least 1")
+    opt.check_checkpoints(checkpoint_every)
+    everybody = [*methods, *([ALONE] if alone and ALONE not in methods else [])]
+    todo = sweep(scenario, everybody, choices, sweeps or ())
+    folder = to or Path("runs") / f"compare-{Path(scenario.partition(':')[0]).stem}"
+    do(todo, folder, jobs, checkpoint_every, watch)
+    chosen = choose(todo, folder)
+    kept = [job for job in todo if job.variant == chosen[job.name].variant]
+    write_list(folder, kept)
+    table = compared(
+        {name: [folder / job.folder for job in kept if job.name == name] for name in methods},
+        [folder / job.folder for job in kept if job.name == ALONE] if alone else [],
+        reference or default_reference(methods),
+        target,
+    )
+    swept = [choice for choice in chosen.values() if choice.among > 1]
+    table = replace(table, notes=(*table.notes, *map(str, swept)))
+    show(table, form, json, folder=str(folder), chosen={c.method: c.label for c in swept})
+    if not json and form == "text":
+        note(f"Kept in {folder}; look at it with: fedquilt report {folder}")
 
 
-def by_themselves(board: Board, order: Order, scenario: Scenario, seed: int) -> Outcome:
-    """The same clients without a federation: measured once, at the end."""
-    from fedquilt.methods import METHODS
+def do(todo: Sequence[Job], folder: Path, jobs: int | None, checkpoint_every: int, watch: int | None) -> None:
+    """Do all runs that are not finished yet; a Ctrl-C lets rounds end, keeps them and says how to go on."""
+    from fedquilt.federation import pick_device
+    from fedquilt.run import first_ctrl_c
 
-    last_only = {"evaluate_every": scenario.training.rounds, "readouts": ("received",)}
-    return board.run(order, scenario, METHODS["local"](), seed, "alone", **last_only)
+    left = [job for job in todo if not (folder / job.folder / "summary.json").is_file()]
+    if not left:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_list(folder, todo)
+    device, engine = pick_device(left[0].hardware["device"]).type, left[0].hardware["engine"]
+    crew = Crew(how_many(jobs, len(left), device, engine), folder, checkpoint_every)
+    lines = _Lines(done=len(todo) - len(left), of=len(todo))
+    try:
+        with lines, watched(watch, folder), first_ctrl_c(True) as asked_to_stop:
+            for news in crew.work(left):
+                if news is not None:
+                    lines.hear(news)
+                if news is not None and news.told == "failed" and not crew.stopping:
+                    lines.failed = news
+                    crew.stop()
+                if asked_to_stop and not crew.stopping:
+                    note("stopping: the rounds under way end and are kept; Ctrl-C again ends at once")
+                    crew.stop()
+    finally:
+        crew.close()
+    again = f"{lines.finished} of {len(todo)} runs are finished; the same command goes on from there"
+    if lines.failed is not None:
+        raise Refused(f"{lines.failed.job.folder}: {lines.failed.text}. {again}")
+    if crew.stopping:
+        note(f"stopped; {again}")
+        raise typer.Exit(130)
+
+
+def write_list(folder: Path, jobs: Sequence[Job]) -> None:
+    """Write down which runs the comparison is of, for the page."""
+    from fedquilt.checkpoint import write_text
+    from fedquilt.report.files import COMPARISON
+
+    told: dict[str, Any] = {"runs": [job.folder for job in jobs], "settings": {job.folder: job.label for job in jobs}}
+    write_text(folder / COMPARISON, json_.dumps(told, indent=1) + "\n")
+
+
+class _Lines(Board):
+    """A bar for all runs, and one for each that is under way."""
+
+    def __init__(self, done: int, of: int) -> None:
+        super().__init__()
+        self.all = self.progress.add_task("runs".ljust(10), total=of, completed=done, told="")
+        self.finished = done
+        self.lines: dict[str, TaskID] = {}
+        self.failed: News | None = None
+        self.warned: set[str] = set()
+
+    def hear(self, news: News) -> None:
+        """Draw what a worker told."""
+        job = news.job
+        if news.told == "started":
+            label = f"{job.name} {job.label}".strip() + f" seed {job.seed}"
+            self.lines[job.folder] = self.progress.add_task(label, total=None, told="")
+        elif news.told == "round":
+            self.progress.update(self.lines[job.folder], total=news.rounds, completed=news.round, told=news.text)
+        elif news.told == "warning":
+            if news.text not in self.warned:
+                note(news.text)
+            self.warned.add(news.text)
+        else:
+            self.progress.remove_task(self.lines.pop(job.folder))
+            if news.told == "finished":
+                self.finished += 1
+                self.progress.update(self.all, completed=self.finished)

@@ -1,19 +1,22 @@
-"""Runs of several methods as one comparison, and how it is shown."""
+"""Runs on disk of several methods as one comparison, and how it is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fedquilt.cli.speak import out, print_json
+import numpy as np
+
+from fedquilt.cli.speak import Refused, did_you_mean, out, print_json
 
 if TYPE_CHECKING:
-    from fedquilt.report.compare import Comparison, Curve
-    from fedquilt.run import Run
+    from fedquilt.cli.jobs import Job
+    from fedquilt.report.compare import Comparison
 
-RunsBySeed = Mapping[int, "Run"]
-_ALONE = "the clients alone"  # no method has this name
+FORMS = ("text", "csv", "latex", "markdown")
+ALONE = "local"
 
 
 def default_reference(methods: Sequence[str]) -> str | None:
@@ -24,48 +27,85 @@ def default_reference(methods: Sequence[str]) -> str | None:
     """
     if len(methods) < 2:
         return None
-    return next((name for name in ("fedavg", "local") if name in methods), methods[0])
+    return next((name for name in ("fedavg", ALONE) if name in methods), methods[0])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of a method's swept settings was best on validation data."""
+
+    method: str
+    label: str
+    variant: str
+    accuracy: float
+    among: int
+
+    def __str__(self) -> str:
+        score = f"{100 * self.accuracy:.1f} % on validation data"
+        return f"{self.method}: {self.label or 'as it is'} is the best of {self.among} settings ({score})"
+
+
+def choose(jobs: Sequence[Job], folder: Path) -> dict[str, Choice]:
+    """For every method the settings with the highest mean over clients and seeds on validation data, never on test."""
+    variants: dict[str, dict[str, list[Job]]] = {}
+    for job in jobs:
+        variants.setdefault(job.name, {}).setdefault(job.variant, []).append(job)
+    chosen = {}
+    for method, found in variants.items():
+        if len(found) == 1:
+            (variant,) = found
+            chosen[method] = Choice(method, found[variant][0].label, variant, float("nan"), 1)
+            continue
+        scores = {variant: _validated(mine, folder) for variant, mine in found.items()}
+        best = max(scores, key=lambda variant: scores[variant])
+        chosen[method] = Choice(method, found[best][0].label, best, scores[best], len(found))
+    return chosen
+
+
+def _validated(jobs: Sequence[Job], folder: Path) -> float:
+    """The mean over seeds and clients of the last accuracy on validation data, with the read-out a method reports."""
+    from fedquilt.report.files import read_run
+
+    scores = []
+    for job in jobs:
+        run = read_run(folder / job.folder)
+        series = run.series.get((run.reading[0], "validation"))
+        if series is None:
+            raise Refused(f"'{folder / job.folder}' has no scores on validation data, so nothing can be chosen by them")
+        scores.append(float(np.nanmean(series.filled()[-1])))
+    return float(np.mean(scores))
 
 
 def compared(
-    runs: Mapping[str, RunsBySeed], bars: RunsBySeed, reference: str | None, target: float | None
+    folders: Mapping[str, Sequence[Path]], alone: Sequence[Path], reference: str | None, target: float | None
 ) -> Comparison:
-    """The runs as tables over clients and seeds, and what they say; `bars` are the clients alone, by seed."""
-    from fedquilt.report.compare import compare, pair_up
+    """What the runs of each method, one a seed, say against each other; `alone` are the runs of the clients alone."""
+    from fedquilt.report.files import read_run
+    from fedquilt.report.views import Group, measured
+    from fedquilt.report.views import compared as compare
 
-    scores = {name: {seed: last_scores(run) for seed, run in by_seed.items()} for name, by_seed in runs.items()}
-    if bars:
-        scores[_ALONE] = {seed: last_scores(run) for seed, run in bars.items()}
-    _, _, tables, _ = pair_up(scores)
-    alone = tables.pop(_ALONE, None)
-    curves = {name: [curve(run) for run in by_seed.values()] for name, by_seed in runs.items()}
-    return compare(tables, alone=alone, curves=curves, reference=reference, target=target)
-
-
-def last_scores(run: Run) -> dict[str, float]:
-    """Each client's accuracy on test data after the last round, with the read-out that the method reports."""
-    from fedquilt.results import final
-
-    summary = run.summary
-    return {client: row["accuracy"] for client, row in final(run.rows, summary["readout"], "test").items()}
+    groups = [Group(name, [read_run(folder) for folder in mine]) for name, mine in folders.items()]
+    found = measured(groups)
+    if alone:
+        found = replace(found, alone=measured([Group(ALONE, [read_run(folder) for folder in alone])]).alone)
+    table = compare(found, reference, target)
+    if table is None:
+        raise Refused("the runs have no client with test data in common, so there is nothing to compare")
+    return table
 
 
-def curve(run: Run) -> Curve:
-    """Mean accuracy on test data and megabytes moved, over rounds."""
-    from fedquilt.report.compare import Curve
-
-    readout = run.summary["readout"]
-    moved = list(accumulate((up + down) / 1e6 for up, down in zip(run.bytes_up, run.bytes_down, strict=True)))
-    points = [e for e in run.evaluations if (e.readout, e.split) == (readout, "test")]
-    return Curve([e.round for e in points], [e.accuracy for e in points], [moved[e.round - 1] for e in points])
+def check_form(form: str) -> None:
+    """Refuse a format that nobody knows."""
+    if form not in FORMS:
+        raise Refused(did_you_mean(form, FORMS, "format"))
 
 
-def show(comparison: Comparison, form: str, json: bool) -> None:
+def show(comparison: Comparison, form: str, json: bool = False, **more: Any) -> None:
     """The comparison as text, CSV, LaTeX, Markdown or JSON."""
     from fedquilt.report.tables import FORMATS, as_text, records
 
     if json:
-        print_json({"methods": records(comparison), "notes": list(comparison.notes)})
+        print_json({"methods": records(comparison), "notes": list(comparison.notes), **more})
     elif form == "text":
         out.print(as_text(comparison))
     else:

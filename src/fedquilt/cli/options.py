@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from fedquilt.cli.speak import Refused
+
 Scenario = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A name (fedquilt list scenarios), or path/to/file.py:function.")
 ]
@@ -30,5 +32,18 @@ AtOnce = Annotated[
     int | None, typer.Option("--clients-at-once", metavar="N", help="Clients stacked at once; found out otherwise.")
 ]
 Every = Annotated[int, typer.Option("--evaluate-every", metavar="N", help="Measure every N rounds, and at the end.")]
+Checkpoints = Annotated[
+    int, typer.Option("--checkpoint-every", metavar="N", help="Keep the state every N rounds, to resume from.")
+]
+Watch = Annotated[
+    int | None,
+    typer.Option("--watch", metavar="[PORT]", help="Serve the page while it runs, to this machine only."),
+]
 Alone = Annotated[bool, typer.Option("--alone/--no-alone", help="Train the clients alone too: the bar to clear.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on standard output, for machines.")]
+
+
+def check_checkpoints(every: int) -> None:
+    """Refuse a number of rounds that keeps nothing."""
+    if every < 1:
+        raise Refused(f"--checkpoint-every {every}: give at least 1")

@@ -5,20 +5,28 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedquilt.cli import options as opt
 from fedquilt.cli.board import Board, Outcome
 from fedquilt.cli.order import Choices, take_order
-from fedquilt.cli.speak import note, out, print_json
+from fedquilt.cli.speak import Refused, did_you_mean, note, out, print_json
 from fedquilt.cli.tables import summary_table, what_it_says
+from fedquilt.cli.watch import watched
+
+if TYPE_CHECKING:
+    from fedquilt.federation import Callback
 
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Where the run is kept; runs/SCENARIO-METHOD-TIME otherwise.")
 ]
 Keep = Annotated[bool, typer.Option("--keep/--no-keep", help="Keep the run on disk as it goes.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="NAME", help="Also log to tensorboard (inside the run's directory) or mlflow."),
+]
 Quilted = Annotated[bool, typer.Option("--quilt", help="Draw the last plan: a row a client, a patch a circle.")]
 
 
@@ -37,6 +45,9 @@ def run(
     alone: opt.Alone = True,
     out_dir: Out = None,
     keep: Keep = True,
+    checkpoint_every: opt.Checkpoints = 5,
+    watch: opt.Watch = None,
+    track: Track = None,
     quilt: Quilted = False,
     json: opt.AsJson = False,
 ) -> None:
@@ -46,15 +57,19 @@ def run(
     """
     choices = Choices(rounds, settings or (), readouts, merge, device, engine, clients_at_once, evaluate_every, (seed,))
     order = take_order(scenario, [method], choices)
+    opt.check_checkpoints(checkpoint_every)
     made = order.scenario(seed)
     folder = (out_dir or fresh_folder(made.name, method)) if keep else None
-    with Board() as board:
-        outcome = board.run(order, made, order.methods[0], seed, method, alone=alone, out=folder)
+    more = trackers(track, folder, f"{made.name} {method} seed {seed}")
+    kept: dict[str, Any] = {"alone": alone, "out": folder, "checkpoint_every": checkpoint_every}
+    with watched(watch, folder), Board() as board:
+        outcome = board.run(order, made, order.methods[0], seed, method, also=more, **kept)
     tell(outcome, folder, quilt, json)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run that was interrupted.")],
+    watch: opt.Watch = None,
     quilt: Quilted = False,
     json: opt.AsJson = False,
 ) -> None:
@@ -63,10 +78,25 @@ def resume(
     from fedquilt.run import resume as go_on
 
     known = RunFolder(folder).read_settings()
-    with Board() as board:
+    with watched(watch, folder), Board() as board:
         rounds, name = known["training"]["rounds"], known["method"]["name"]
         outcome = board.resume(name, rounds, lambda callbacks: go_on(folder, callbacks=callbacks))
     tell(outcome, folder, quilt, json)
+
+
+def trackers(names: list[str] | None, folder: Path | None, title: str) -> list[Callback]:
+    """The loggers of these names."""
+    from fedquilt.track import TRACKERS, mlflow, tensorboard
+
+    for name in names or ():
+        if name not in TRACKERS:
+            raise Refused(did_you_mean(name, TRACKERS, "tracker"))
+    made: list[Callback] = []
+    if "tensorboard" in (names or ()):
+        made.append(tensorboard((folder or Path("runs")) / "tensorboard"))
+    if "mlflow" in (names or ()):
+        made.append(mlflow(title))
+    return made
 
 
 def fresh_folder(scenario: str, method: str) -> Path:

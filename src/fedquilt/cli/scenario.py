@@ -22,6 +22,14 @@ class Source:
     builder: Callable[..., Scenario]
     own: bool = False
 
+    @property
+    def address(self) -> str:
+        """What finds it again, from anywhere."""
+        from fedquilt.scenarios.own import split_address
+
+        place = split_address(self.name)
+        return self.name if place is None else f"{place[0].resolve()}:{place[1]}"
+
     def build(self, seed: int, settings: Mapping[str, Any]) -> Scenario:
         """Build it; its `origin` says how to build it again."""
         from fedquilt.scenarios import build

@@ -38,6 +38,20 @@ def spread(words: Sequence[str]) -> list[str]:
     return found
 
 
+def with_port(words: Sequence[str]) -> list[str]:
+    """A `--watch` without a port gets one: 0, any that is free.
+
+    >>> with_port(["run", "--watch", "digits"]), with_port(["--watch", "8000"])
+    (['run', '--watch', '0', 'digits'], ['--watch', '8000'])
+    """
+    found: list[str] = []
+    for at, word in enumerate(words):
+        found.append(word)
+        if word == "--watch" and not "".join(words[at + 1 : at + 2]).isdigit():
+            found.append("0")
+    return found
+
+
 @dataclass(frozen=True)
 class Shelf:
     """The settings one part of the work knows: their types and their defaults."""

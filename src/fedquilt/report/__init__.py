@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedquilt.report.compare import Comparison, Curve, pair_up
     from fedquilt.report.figures import page_data
-    from fedquilt.report.files import read_run
+    from fedquilt.report.files import read_run, run_folders
     from fedquilt.report.page import data_json, render_page, write_page
     from fedquilt.report.tables import FORMATS, as_csv, as_latex, as_markdown, as_text
 
 __all__ = [
     "FORMATS", "Comparison", "Curve", "as_csv", "as_latex", "as_markdown", "as_text", "data_json", "page_data",
-    "pair_up", "read_run", "render_page", "write_page",
+    "pair_up", "read_run", "render_page", "run_folders", "write_page",
 ]  # fmt: skip
 
 _HOMES = {
     "compare": ("Comparison", "Curve", "pair_up"),
     "figures": ("page_data",),
-    "files": ("read_run",),
+    "files": ("read_run", "run_folders"),
     "page": ("data_json", "render_page", "write_page"),
     "tables": ("FORMATS", "as_csv", "as_latex", "as_markdown", "as_text"),
 }

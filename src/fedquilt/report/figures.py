@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedquilt.report.circles import frames, packed, small
-from fedquilt.report.files import Reading, RunFiles, read_run
+from fedquilt.report.files import Reading, RunFiles, read_run, run_folders
 from fedquilt.report.views import ALONE, Group, at_rounds, known_mean, placed, view_data
 
 
@@ -24,7 +24,7 @@ def page_data(
     target: float | None = None,
 ) -> dict[str, Any]:
     """All that the page shows, ready for `json.dumps`."""
-    runs = [read_run(folder) for folder in run_dirs]
+    runs = [read_run(folder) for given in run_dirs for folder in run_folders(given)]
     if not runs:
         raise ValueError("a report needs at least one run directory")
     names = list(dict.fromkeys(run.scenario for run in runs))

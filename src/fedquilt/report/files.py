@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+COMPARISON = "comparison.json"
+_SIGNS = ("run.toml", "summary.json", "metrics.jsonl")
 Reading = tuple[str, str]
 """A read-out and a split."""
 
@@ -72,16 +74,32 @@ class RunFiles:
         return value if isinstance(value, int) else None
 
 
+def run_folders(folder: str | Path) -> list[Path]:
+    """The run directories that a directory stands for: itself, or those of the comparison that is kept there."""
+    folder = Path(folder)
+    if any((folder / name).is_file() for name in _SIGNS):
+        return [folder]
+    told = _json(folder / COMPARISON).get("runs")
+    if isinstance(told, list):
+        inside = [folder / Path(str(name)).name for name in told]
+    else:
+        inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    found = [path for path in inside if any((path / name).is_file() for name in _SIGNS)]
+    if not found:
+        raise FileNotFoundError(f"'{folder}' is no run directory (it has no {', '.join(_SIGNS)}), nor are runs in it")
+    return found
+
+
 def read_run(folder: str | Path) -> RunFiles:
     """Read one run directory.
 
     >>> read_run("no/such/run")
     Traceback (most recent call last):
-    FileNotFoundError: 'no/such/run' is not a run directory: it has no summary.json, run.toml or metrics.jsonl
+    FileNotFoundError: 'no/such/run' is not a run directory: it has no run.toml, summary.json, metrics.jsonl
     """
     folder = Path(folder)
-    if not any((folder / name).is_file() for name in ("summary.json", "run.toml", "metrics.jsonl")):
-        raise FileNotFoundError(f"'{folder}' is not a run directory: it has no summary.json, run.toml or metrics.jsonl")
+    if not any((folder / name).is_file() for name in _SIGNS):
+        raise FileNotFoundError(f"'{folder}' is not a run directory: it has no {', '.join(_SIGNS)}")
     summary = _json(folder / "summary.json")
     settings = _toml(folder / "run.toml")
     rows = _lines(folder / "metrics.jsonl")
@@ -92,6 +110,9 @@ def read_run(folder: str | Path) -> RunFiles:
     series = _series(rows, clients)
     readout, split = (_find(summary, settings, key) for key in ("readout", "split"))
     tests = [reading for reading in series if reading[1] == "test"] or list(series)
+    # a run keeps that of the same clients by themselves inside its own directory
+    by_themselves = _series(_lines(folder / "alone" / "metrics.jsonl"), clients)
+    series |= {("alone", split): mine for (readout, split), mine in by_themselves.items() if readout == "received"}
     reading = (str(readout), str(split)) if readout and split else (tests[0] if tests else ("", ""))
     confusion, labels = _confusion(_json(folder / "confusion.json"), reading[0], clients)
     named = _find(settings, "label_names") or _find(settings, "labels")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -60,8 +61,11 @@ def as_text(comparison: Comparison) -> Table:
     """
     headings, rows = cells(comparison)
     table = Table(caption="\n".join(explanations(comparison)) or None, caption_justify="left", box=None, pad_edge=False)
+    table.collapse_padding = True
     for i, heading in enumerate(headings):
-        table.add_column(Text(heading), justify="right" if i else "left", no_wrap=not i)
+        # headings are broken into lines, so that cells need not be on a terminal of the usual width
+        widest = max(len(text) for text in (*heading.split(), *(row[i].text for row in rows)))
+        table.add_column(Text(textwrap.fill(heading, widest)), justify="right" if i else "left", no_wrap=not i)
     for row in rows:
         table.add_row(*(Text(cell.text, style="bold" if cell.bold else "") for cell in row))
     return table

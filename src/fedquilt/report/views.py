@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from fedquilt.report.circles import packed
-from fedquilt.report.compare import Curve, compare, pair_up
+from fedquilt.report.compare import Comparison, Curve, compare, pair_up
 from fedquilt.report.files import Floats, Reading, RunFiles, Series
 from fedquilt.report.tables import as_csv, as_latex, as_markdown, cells, explanations
 
@@ -35,26 +35,63 @@ def view_data(
     target: float | None = None,
 ) -> dict[str, Any]:
     """Curves, final scores and the comparison for one read-out and split (None: each run's declared one)."""
+    found = measured(groups, reading)
     methods: list[dict[str, Any] | None] = []
-    scores: dict[str, dict[int, dict[str, float]]] = {}
-    lone: dict[int, dict[str, float]] = {}
-    curves: dict[str, dict[int, Curve]] = {}
     for group in groups:
-        lone |= {run.seed: found for run in group.runs if (found := _alone(run, reading))}
-    for group in groups:
-        mine = [(run, series) for run in group.runs if (series := run.series.get(reading or run.reading))]
-        if not mine:
+        if group.name not in found.scores:
             methods.append(None)
             continue
-        scores[group.name] = {run.seed: final_scores(run, series) for run, series in mine}
-        curves[group.name] = {run.seed: _curve(run, series) for run, series in mine}
-        told = _method_view(clients, list(curves[group.name].values()), scores[group.name], lone)
-        methods.append(told | {"reading": list(reading or mine[0][0].reading)})
+        told = _method_view(clients, list(found.curves[group.name].values()), found.scores[group.name], found.alone)
+        first = next(run for run in group.runs if (reading or run.reading) in run.series)
+        methods.append(told | {"reading": list(reading or first.reading)})
+    if found.scores and target is None:
+        best = max(np.mean([v for s in mine.values() for v in s.values()]) for mine in found.scores.values())
+        target = math.floor(95 * best) / 100
+    table = compared(found, reference, target)
     return {
         "title": "as each method declares" if reading is None else f"{reading[0]}, {reading[1]}",
         "methods": methods,
-        "table": _comparison(scores, lone, curves, reference, target),
+        "table": None if table is None else _printed(table),
     }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What runs say: by method and seed each client's last score and the curve to it; the clients alone, by seed."""
+
+    scores: Mapping[str, Mapping[int, Mapping[str, float]]]
+    curves: Mapping[str, Mapping[int, Curve]]
+    alone: Mapping[int, Mapping[str, float]]
+
+
+def measured(groups: Sequence[Group], reading: Reading | None = None) -> Measured:
+    """The scores of runs with one read-out on one split (None: each run's declared one)."""
+    scores: dict[str, dict[int, dict[str, float]]] = {}
+    curves: dict[str, dict[int, Curve]] = {}
+    for group in groups:
+        mine = [(run, series) for run in group.runs if (series := run.series.get(reading or run.reading))]
+        if mine:
+            scores[group.name] = {run.seed: final_scores(run, series) for run, series in mine}
+            curves[group.name] = {run.seed: _curve(run, series) for run, series in mine}
+    alone = {run.seed: lone for group in groups for run in group.runs if (lone := _alone(run, reading))}
+    return Measured(scores, curves, alone)
+
+
+def compared(found: Measured, reference: str | None, target: float | None) -> Comparison | None:
+    """The comparison of methods on the clients and seeds that all of them have; None where there are none.
+
+    The reference is, where nothing else is said or known, the clients alone, else FedAvg, else the first method.
+    """
+    clients, seeds, tables, notes = pair_up(found.scores) if found.scores else ([], [], {}, [])
+    if not clients:
+        return None
+    usable = bool(seeds) and all(c in found.alone.get(s, {}) for s in seeds for c in clients)
+    alone = np.array([[found.alone[s][c] for s in seeds] for c in clients]) if usable else None
+    if reference not in tables:
+        reference = next((name for name in (*ALONE, "fedavg") if name in tables), next(iter(tables)))
+    curves = {name: [c for s, c in mine.items() if not seeds or s in seeds] for name, mine in found.curves.items()}
+    table = compare(tables, alone=alone, curves=curves, reference=reference, target=target)
+    return replace(table, notes=(*table.notes, *notes))
 
 
 def final_scores(run: RunFiles, series: Series) -> dict[str, float]:
@@ -111,33 +148,16 @@ def _method_view(
     }
 
 
-def _comparison(
-    scores: Mapping[str, Mapping[int, Mapping[str, float]]],
-    lone: Mapping[int, Mapping[str, float]],
-    curves: Mapping[str, Mapping[int, Curve]],
-    reference: str | None,
-    target: float | None,
-) -> dict[str, Any] | None:
-    clients, seeds, tables, notes = pair_up(scores) if scores else ([], [], {}, [])
-    if not clients:
-        return None
-    usable = bool(seeds) and all(c in lone.get(s, {}) for s in seeds for c in clients)
-    alone = np.array([[lone[s][c] for s in seeds] for c in clients]) if usable else None
-    if reference not in tables:
-        reference = next((name for name in (*ALONE, "fedavg") if name in tables), next(iter(tables)))
-    if target is None:
-        target = math.floor(95 * max(float(t.mean()) for t in tables.values())) / 100
-    paired = {name: [c for s, c in mine.items() if not seeds or s in seeds] for name, mine in curves.items()}
-    found = compare(tables, alone=alone, curves=paired, reference=reference, target=target)
-    headings, rows = cells(found)
+def _printed(table: Comparison) -> dict[str, Any]:
+    headings, rows = cells(table)
     return {
         "headings": headings,
         "rows": [[[cell.text, cell.bold] for cell in row] for row in rows],
-        "notes": explanations(found) + [note[0].upper() + note[1:] + "." for note in notes],
-        "best": found.best,
-        "csv": as_csv(found),
-        "latex": as_latex(found),
-        "markdown": as_markdown(found),
+        "notes": explanations(table),
+        "best": table.best,
+        "csv": as_csv(table),
+        "latex": as_latex(table),
+        "markdown": as_markdown(table),
     }
 
 
