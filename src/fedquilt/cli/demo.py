@@ -25,6 +25,11 @@ EXPLAINED = (
     "a client, a column a unit of its model. The unit that looks at pixels is shared among clients with the same "
     "sensor, the unit that names digits among clients of the same cohort; so a client learns from two circles at once."
 )
+CAUTION = (
+    "It is a demonstration with one seed, and its federation was made so that sharing by sensor and cohort has a reason "
+    "to help: no evidence for one method over another. `fedquilt compare` with several seeds says which differences are "
+    "real."
+)
 NEXT = (
     ("fedquilt run digits modfl --set renamed=2", "cohorts that disagree about names"),
     ("fedquilt compare digits fedavg modfl --seeds 3", "is the difference real?"),
@@ -94,6 +99,7 @@ def show(outcomes: list[Outcome], stopped: bool) -> None:
     out.print(quilt(outcomes[-1]))
     out.print()
     out.print(EXPLAINED, width=min(out.width, 100))
+    out.print(CAUTION, width=min(out.width, 100))
     out.print("\n[bold]What to try next.[/bold]")
     for command, why in NEXT:
         out.print(f"  {command:<48} [dim]{why}[/dim]", soft_wrap=True)
