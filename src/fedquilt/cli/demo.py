@@ -26,8 +26,8 @@ EXPLAINED = (
     "sensor, the unit that names digits among clients of the same cohort; so a client learns from two circles at once."
 )
 CAUTION = (
-    "It is a demonstration with one seed, and its federation was made so that sharing by sensor and cohort has a reason "
-    "to help: no evidence for one method over another. `fedquilt compare` with several seeds says which differences are "
+    "It is a demonstration with one seed, on a federation made so that sharing by sensor and cohort has a reason to "
+    "help: no evidence for one method over another. `fedquilt compare` with several seeds says which differences are "
     "real."
 )
 NEXT = (
