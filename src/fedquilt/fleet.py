@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -41,6 +42,13 @@ class Terms:
     def public(self) -> list[Split]:
         """The public samples that every client holds: `common`, then `public_test`."""
         return [split for split in (self.common, self.public_test) if split is not None]
+
+    @cached_property
+    def public_counts(self) -> tuple[int, ...]:
+        """How many public samples of each label there are; none where there are no public samples."""
+        if not self.public:
+            return ()
+        return tuple(torch.cat([split.y for split in self.public]).bincount(minlength=self.classes).tolist())
 
 
 class Fleet:
@@ -162,8 +170,7 @@ class Fleet:
         return self._modules[key]
 
     def _member(self, client: Client, units: Mapping[str, Signature]) -> Member:
-        public = sum(len(split) for split in self.terms.public)
-        return Member(client.name, client.samples, client.traits, client.labels, units, public)
+        return Member(client.name, client.samples, client.traits, client.labels, units, self.terms.public_counts)
 
     def _first_rows(self, family: Family, modules: Mapping[int, nn.Module]) -> Tensor:
         """(k, width) rows at rest: on the device where they take a quarter of it at most, else in host memory."""

@@ -25,7 +25,7 @@ class Member:
     traits: Mapping[str, str]
     labels: tuple[int, ...]
     units: Mapping[str, Signature]  # in order, bottom to top
-    public: int = 0  # how many public samples it holds
+    public: tuple[int, ...] = ()  # how many public samples of each label it holds
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class Block:
-    """The values of some units of some clients: (k, size), unit after unit, for the clients at `places` of a message."""
+    """The values of some units of some clients: (k, size), unit after unit, for clients at `places` of a message."""
 
     units: tuple[str, ...]
     sizes: tuple[int, ...]

@@ -13,7 +13,8 @@ import fedquilt as fq
 from fedquilt.client import Change, Client, Split
 from fedquilt.federation import Federation
 from fedquilt.messages import Up
-from fedquilt.methods.score_sharing import ScoreSharing, ScoringModel
+from fedquilt.methods.score_sharing import ScoreSharing
+from fedquilt.models.scoring import ScoringModel
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
 from fedquilt.sharing import Sum, median
@@ -144,8 +145,15 @@ def test_beta_of_the_paper_comes_from_all_public_samples() -> None:
 def test_scoring_only_samples_of_own_labels_gives_their_labels_away() -> None:
     fed = federation(worked_example(), scored="own", normalise=False)
     fed.step()
-    # D has label 2: user 1 does not score it, so label 1 has user 2's half of 0.7 only.
-    assert float(consensus(fed.server, 1)[3]) == pytest.approx(0.35)
+    # Label 2 has three public samples, C, D and H in this order; a row has the scores of all four labels.
+    scores = consensus(fed.server, 2).view(3, 4)
+    # D: user 2 is wrong about it (0.7 of label 1), and has beta 1/2 as before; user 3 is right (0.6 of label 2).
+    # 1/2 * 1/2 * (0, 0.7, 0.3, 0) + 1 * 1 * (0, 0, 0.6, 0.4): user 3 has nothing to say about label 1, so label 2 wins.
+    torch.testing.assert_close(scores[1], torch.tensor([0.0, 0.175, 0.675, 0.4]))
+    # A has label 1: user 3 does not score it. 1/2 * 1/2 * (0.2, 0.8, 0, 0) + 1 * 1/2 * (0, 0.6, 0.4, 0).
+    torch.testing.assert_close(consensus(fed.server, 1).view(3, 4)[0], torch.tensor([0.05, 0.5, 0.2, 0.0]))
+    moved = fed.step().traffic
+    assert moved.up[1].tolist() == [0, 0, 0, 3 * 4, 3 * 4, 0]
     described = fed.method.describe(fed.server.state, fed.server.plan, fed.server.roster)
     assert "gives its label away" in described["measured_on"]
 
@@ -164,7 +172,7 @@ def test_labels_that_are_not_owned_are_never_predicted_nor_shared() -> None:
     assert torch.equal(probabilities[:, 2:], torch.zeros(8, 2))
     torch.testing.assert_close(probabilities[:, 1], USER_1)
     with pytest.raises(ValueError, match="gives 3 outputs, but there are 4 labels"):
-        ScoringModel(nn.Linear(8, 3), (0,), 4, 8)(EYE)
+        ScoringModel(nn.Linear(8, 3), (0,), (2, 2, 2, 2))(EYE)
 
 
 def record(fed: Federation) -> list[Up]:
@@ -326,6 +334,13 @@ def test_it_wins_where_labels_overlap_and_the_letter_does_not() -> None:
     letter, _ = scores_of({"normalise": False})
     assert letter["received"] < 0.5 < letter["own"], letter
     assert result.plan.circle_sizes["label-0"].tolist() == [6]
+
+
+def test_giving_labels_away_looks_like_a_gain() -> None:
+    """The paper's federation in small: pairs of labels in a ring. Its margins come from this reading alone."""
+    honest, given_away = (scores_of({"scored": scored}, overlapping(own=2))[0] for scored in ("all", "own"))
+    assert given_away["received"] > honest["received"] + 0.02, (honest, given_away)
+    assert given_away["received"] > 0.98
 
 
 def test_distillation_makes_the_models_themselves_better() -> None:

@@ -20,9 +20,10 @@ Deviations:
   clients have the same alpha this changes none. The letter does without.
 - `protocol="leak-free"` takes beta from the reference part of the public samples (`common`); `public_test` is left to
   measure on. The paper takes beta from the samples it measures on: `protocol="paper"`.
-- x_0 with the superscript l_m in Algorithm 1 may also mean that a client scores only the public samples whose label it
-  owns. Who scores a sample then gives its label away. `scored="own"` is this reading, to show what it does; its
-  accuracies mean nothing where labels are not known beforehand.
+- x_0 with the superscript l_m in Algorithm 1 can also be read as the public samples whose label client m owns, and a
+  unit as what all owners of a label say about the samples that have it. Who scores a sample then gives its label away:
+  about a dog both {cat, dog} and {dog, sheep} speak of dogs and only one speaks of cats, so dog wins. This reading,
+  `scored="own"`, gives the paper's numbers; they mean nothing where labels are not known beforehand.
 - A label that one client owns is sent but not received: the client has that value.
 - `distil` trains each model, before its own data, for so many epochs on the reference samples with the consensus as
   soft targets (FedMD, Li and Wang 2019), which makes the models themselves better; the paper tried it and left it out.
@@ -40,6 +41,7 @@ from torch import Tensor, nn
 
 from fedquilt.messages import Member, Roster, Sent
 from fedquilt.methods.base import Lesson, Method, Prepared, State
+from fedquilt.models.scoring import NEVER, ScoringModel, label_units
 from fedquilt.sharing import Mean, Plan, Rule, Sum, by_labels, mean, nobody, traffic
 from fedquilt.training.objective import Batch, Call, Context, Objective
 from fedquilt.units import Unit
@@ -47,34 +49,7 @@ from fedquilt.units import Unit
 if TYPE_CHECKING:
     from fedquilt.view import StackView
 
-_NEVER = -1e9  # the logit of a label that is not owned; finite, so that 0 times it is 0
 _AT_ONCE = 512  # public samples scored at a time
-
-
-class ScoringModel(nn.Module):
-    """A client's own model, silent about labels it does not own, and its scores of the public samples beside it.
-
-    >>> model = ScoringModel(nn.Linear(2, 3), labels=(0, 2), classes=3, public=5)
-    >>> model(torch.zeros(1, 2)).softmax(1)[0, 1].item(), model.label_2.shape
-    (0.0, torch.Size([5]))
-    """
-
-    def __init__(self, model: nn.Module, labels: tuple[int, ...], classes: int, public: int) -> None:
-        super().__init__()
-        self.model, self.classes = model, classes
-        self.register_buffer("owned", torch.tensor([float(label in labels) for label in range(classes)]))
-        self.register_buffer("heard", torch.zeros(classes))
-        for label in range(classes):
-            self.register_buffer(f"label_{label}", torch.zeros(public))
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.model(x)
-        if outputs.shape[-1] != self.classes:
-            raise ValueError(
-                f"score sharing: a model gives {outputs.shape[-1]} outputs, but there are {self.classes} labels; give "
-                "it an output for every label of the federation, those that its client does not own are masked"
-            )
-        return torch.where(self.get_buffer("owned") > 0, outputs, _NEVER)
 
 
 def _score(call: Call, x: Tensor) -> Tensor:
@@ -120,19 +95,21 @@ class ScoreSharing(Method):
     # --- client half -----------------------------------------------------------------------------------------------
 
     def wrap(self, model: nn.Module, member: Member, classes: int) -> nn.Module:
-        if member.public == 0:
+        if not member.public:
             raise ValueError(
                 f"score sharing: client '{member.name}' holds no public samples; give the scenario common=(x, y), and "
                 "public_test=(x, y) to measure on"
             )
-        return ScoringModel(model, member.labels, classes, member.public)
+        if len(member.public) > classes:
+            raise ValueError(
+                f"score sharing: there are public samples of label {len(member.public) - 1}, which no client ever owns; "
+                "leave them out"
+            )
+        return ScoringModel(model, member.labels, member.public, by_sample=self.scored == "own")
 
     def cut(self, module: nn.Module) -> tuple[Unit, ...]:
         assert isinstance(module, ScoringModel)
-        parameters = tuple(name for name, _ in module.named_parameters())
-        buffers = tuple(f"model.{name}" for name, _ in module.model.named_buffers())
-        private = (Unit("model", parameters, buffers), Unit("owned", (), ("owned", "heard")))
-        return private + tuple(Unit(f"label-{label}", (), (f"label_{label}",)) for label in range(module.classes))
+        return module.cut()
 
     def lasting(self, unit: str) -> bool:
         return unit.startswith("label-")
@@ -146,10 +123,11 @@ class ScoreSharing(Method):
         return Prepared(lesson=Lesson(view.common.x, numbers, DIGEST, self.distil, {"consensus": consensus}))
 
     def report(self, view: StackView) -> Mapping[str, Tensor]:
-        own, (consensus, heard) = self._own_scores(view), _consensus(view)
+        own, (consensus, heard) = self._own_scores(view), self._consensus(view)
         alpha = self._alpha(torch.tensor(view.samples, device=own.device), own.shape[2])[:, None]  # (k, 1)
         scale = 1 + alpha if self.normalise else torch.ones_like(alpha)
-        _scores(view).copy_((consensus + alpha[:, :, None] * own) / scale[:, :, None])  # the local update
+        updated = (consensus + alpha[:, :, None] * own) / scale[:, :, None]  # the local update
+        _scores(view).copy_(self._as_units(updated, view))
         view.buffer("heard").copy_((heard + alpha) / (1 + alpha))
         return {}
 
@@ -169,19 +147,46 @@ class ScoreSharing(Method):
         """(k, classes, public) what the clients' models say about the public samples."""
         x = view.public
         assert x is not None  # `wrap` has seen to it
-        parts = [view.map(partial(_score, x=part)) for part in torch.split(x, _AT_ONCE)]
-        own = torch.cat(parts, dim=2)
-        if self.scored == "own":
-            y = torch.cat([split.y for split in (view.common, view.public_test) if split is not None])
-            own *= view.buffer("owned")[:, y.to(own.device)][:, None]  # (k, 1, public)
-        return own
+        return torch.cat([view.map(partial(_score, x=part)) for part in torch.split(x, _AT_ONCE)], dim=2)
+
+    def _consensus(self, view: StackView) -> tuple[Tensor, Tensor]:
+        """(k, classes, public) f_G and (k, classes) how much of it was heard: as received, else what the client has."""
+        scores, heard, at = _scores(view).clone(), view.buffer("heard").clone(), 0
+        for label, unit in enumerate(label_units(view.classes)):
+            value, size = view.received(unit), view.family.layout.size(unit)
+            if value is not None and view.down is not None:
+                here, mine = view.receives(unit).to(scores.device), scores[:, at : at + size]
+                mine.copy_(torch.where(here[:, None], value.to(scores.device), mine))
+                told = view.down.told["heard"][:, label].to(scores.device)
+                heard[:, label] = torch.where(here, told, heard[:, label])
+            at += size
+        owned = view.buffer("owned")
+        return self._by_label(scores, view) * owned[:, :, None], heard * owned
+
+    def _by_label(self, units: Tensor, view: StackView) -> Tensor:
+        """(k, classes, public) from scores in the order of the units, (k, classes * public)."""
+        if self.scored == "all":
+            return units.reshape(len(units), view.classes, -1)
+        by_sample = units.reshape(len(units), -1, view.classes).transpose(1, 2)  # samples in the order of their labels
+        return by_sample[:, :, _order(view).argsort()]
+
+    def _as_units(self, scores: Tensor, view: StackView) -> Tensor:
+        """The other way round."""
+        return scores.flatten(1) if self.scored == "all" else scores[:, :, _order(view)].transpose(1, 2).flatten(1)
 
     def _decisive(self, view: StackView) -> Tensor:
         """(k, classes, public) scores to decide by: of the consensus, or the clients' own before installing."""
-        scores, heard = _consensus(view) if view.installed else (_scores(view), view.buffer("heard"))
-        if self.normalise:
+        scores, heard = self._by_label(_scores(view), view), view.buffer("heard")
+        if view.installed:
+            scores, heard = self._consensus(view)
+        if self._corrects:
             scores = scores / heard.clamp(min=1e-12)[:, :, None]
-        return torch.where(view.buffer("owned")[:, :, None] > 0, scores, _NEVER)
+        return torch.where(view.buffer("owned")[:, :, None] > 0, scores, NEVER)
+
+    @property
+    def _corrects(self) -> bool:
+        """Whether decisions are made on scores divided by `heard`; of one sample, in units by sample, it is the same."""
+        return self.normalise and self.scored == "all"
 
     def _alpha(self, samples: Tensor, public: int) -> Tensor:
         return samples / public if self.alpha is None else torch.full_like(samples, self.alpha, dtype=torch.float32)
@@ -206,7 +211,7 @@ class ScoreSharing(Method):
     def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
         owned, ids = _owned(roster), sent.ids
         heard = (state["heard"] + self._alphas(roster)[:, None]) / (1 + self._alphas(roster)[:, None])  # (K, classes)
-        accuracy = self._accuracy(sent, roster, heard if self.normalise else torch.ones_like(heard))
+        accuracy = self._accuracy(sent, roster, heard if self._corrects else torch.ones_like(heard))
         beta = state["beta"].clone()
         beta[ids] = torch.where(owned.sum(0) > 1, accuracy, 1.0)[ids]
         share = mean(
@@ -257,16 +262,21 @@ class ScoreSharing(Method):
 
     def _accuracy(self, sent: Sent, roster: Roster, heard: Tensor) -> Tensor:
         """(K, classes) how often those who sent are right about the reference samples of each label."""
-        labels = self._reference(roster)
-        scores = torch.full((len(roster), roster.classes, len(labels)), _NEVER)
-        for label, unit in enumerate(_units(roster.classes)):
+        labels, classes = self._reference(roster), roster.classes
+        owned, of_label = _owned(roster)[:, :, None], labels == torch.arange(classes)[:, None]  # (classes, n)
+        scores = torch.full((len(roster), classes, len(labels)), NEVER)
+        for label, unit in enumerate(label_units(classes)):
             ids, values = sent.value(unit)
             if not len(ids):
                 continue
-            scores[ids, label] = values[:, : len(labels)].cpu() / heard[ids, label, None].clamp(min=1e-12)
-        guess = scores.masked_fill(~_owned(roster)[:, :, None], _NEVER).argmax(1)  # (K, n)
-        of_label = (labels == torch.arange(roster.classes)[:, None]).float()  # (classes, n)
-        return (guess == labels).float() @ of_label.T / of_label.sum(1).clamp(min=1)
+            if self.scored == "all":
+                scores[ids, label] = values[:, : len(labels)].cpu()
+            else:  # of this label's samples those of the reference come first
+                rows = values.cpu().reshape(len(ids), -1, classes)[:, : int(of_label[label].sum())].transpose(1, 2)
+                scores[ids[:, None, None], torch.arange(classes)[:, None], of_label[label].nonzero()[:, 0]] = rows
+        guess = torch.where(owned, scores / heard[:, :, None].clamp(min=1e-12), NEVER).argmax(1)  # (K, n)
+        right = (guess == labels).float() @ of_label.float().T
+        return right / of_label.sum(1).clamp(min=1)
 
     def _reference(self, roster: Roster) -> Tensor:
         """(n,) the labels of the public samples that beta comes from: the first of all."""
@@ -277,12 +287,9 @@ class ScoreSharing(Method):
         return roster.common.y
 
     def _alphas(self, roster: Roster) -> Tensor:
-        public = int(roster.sizes()["label-0"][0])
+        sizes = roster.sizes()
+        public = sum(int(sizes[unit][0]) for unit in label_units(roster.classes)) // roster.classes
         return self._alpha(roster.samples, public)
-
-
-def _units(classes: int) -> list[str]:
-    return [f"label-{label}" for label in range(classes)]
 
 
 def _owned(roster: Roster) -> Tensor:
@@ -291,18 +298,11 @@ def _owned(roster: Roster) -> Tensor:
 
 
 def _scores(view: StackView) -> Tensor:
-    """(k, classes, public) the clients' scores of the public samples; may be written to."""
-    return torch.unflatten(view.family.layout.take(view.rows, *_units(view.classes)), 1, (view.classes, -1))
+    """(k, classes * public) the clients' scores of the public samples, in the order of the units; may be written to."""
+    return view.family.layout.take(view.rows, *label_units(view.classes))
 
 
-def _consensus(view: StackView) -> tuple[Tensor, Tensor]:
-    """(k, classes, public) f_G and (k, classes) how much of it was heard: as received, else what the client has."""
-    scores, heard = _scores(view).clone(), view.buffer("heard").clone()
-    for label, unit in enumerate(_units(view.classes)):
-        value = view.received(unit)
-        if value is not None and view.down is not None:
-            here = view.receives(unit).to(scores.device)
-            scores[:, label] = torch.where(here[:, None], value.to(scores.device), scores[:, label])
-            told = view.down.told["heard"][:, label].to(scores.device)
-            heard[:, label] = torch.where(here, told, heard[:, label])
-    return scores, heard
+def _order(view: StackView) -> Tensor:
+    """(public,) the public samples by label, and as they come inside a label."""
+    labels = torch.cat([split.y for split in (view.common, view.public_test) if split is not None])
+    return labels.argsort(stable=True).to(view.rows.device)
