@@ -102,7 +102,7 @@ class ScoreSharing(Method):
             )
         if len(member.public) > classes:
             raise ValueError(
-                f"score sharing: there are public samples of label {len(member.public) - 1}, which no client ever owns; "
+                f"score sharing: there are public samples of label {len(member.public) - 1}, which nobody ever owns; "
                 "leave them out"
             )
         return ScoringModel(model, member.labels, member.public, by_sample=self.scored == "own")
@@ -185,7 +185,7 @@ class ScoreSharing(Method):
 
     @property
     def _corrects(self) -> bool:
-        """Whether decisions are made on scores divided by `heard`; of one sample, in units by sample, it is the same."""
+        """Whether decisions divide scores by `heard`; in units by sample that is the same for all labels of a sample."""
         return self.normalise and self.scored == "all"
 
     def _alpha(self, samples: Tensor, public: int) -> Tensor:
