@@ -140,7 +140,8 @@ def test_found_cohorts_are_as_good_as_declared_ones() -> None:
 
 
 def test_the_number_of_cohorts_is_found_too() -> None:
-    result = run(one_device(few=True), ModFL(by=FOUND))
+    result = run(one_device(few=True), ModFL(by={"operation": "found"}))  # what is not said is as in the paper
+    assert circles(result.plan, "configuration") == [0] * 6
     assert circles(result.plan, "operation") == [0, 0, 0, 1, 1, 1]
 
 

@@ -34,22 +34,24 @@ from fedquilt.sharing.circles import Linkage
 from fedquilt.units import Unit, cut
 
 FOUND, AFFINITY, EVERYONE, PRIVATE = "found", "affinity", "everyone", "private"
+PAPER = {"configuration": "device", "operation": "cohort"}
 
 
 @dataclass(frozen=True)
 class ModFL(Method):
     """`by` says for each module (or pattern such as "conv*"; the first that fits holds) with whom it is shared.
 
-    Its values are the name of a trait; "found": cohorts found by clustering updates, `cohorts` of them for each task
-    (None: as many as the silhouette speaks for), in the first round and then `every` few rounds; "affinity": the same
-    from how alike models answer, grouped with `linkage`; "everyone"; "private". `split` (Algorithm 1, line 2) cuts
-    models that declare no modules: so many units at the bottom are the configuration module, the others the operation
-    module; a negative number counts from the top. A model that declares just these two is cut anew, between layers.
-    Found circles are compared with the trait `compare`.
+    Where it says nothing of the paper's two modules, these follow the traits device and cohort. Its values are the name
+    of a trait; "found": cohorts found by clustering updates, `cohorts` of them for each task (None: as many as the
+    silhouette speaks for), in the first round and then `every` few rounds; "affinity": the same from how alike models
+    answer, grouped with `linkage`; "everyone"; "private". `split` (Algorithm 1, line 2) cuts models that declare no
+    modules: so many units at the bottom are the configuration module, the others the operation module; a negative
+    number counts from the top. A model that declares just these two is cut anew, between layers. Found circles are
+    compared with the trait `compare`.
     """
 
     name: ClassVar[str] = "modfl"
-    by: Mapping[str, str] = field(default_factory=lambda: {"configuration": "device", "operation": "cohort"})
+    by: Mapping[str, str] = field(default_factory=lambda: dict(PAPER))
     split: int | None = None
     cohorts: int | None = None
     every: int = 2
@@ -138,7 +140,7 @@ class ModFL(Method):
         due = self._due(state["round"] + 1)
         for unit in roster.units:
             pattern, has = self._pattern(unit), roster.has(unit)
-            how = self.by[pattern]
+            how = self._groupings[pattern]
             if how == PRIVATE:
                 circle = torch.full((len(roster),), -1)
             elif how in (FOUND, AFFINITY):
@@ -158,11 +160,15 @@ class ModFL(Method):
         return (round_ - 1) % self.every == 0
 
     @property
+    def _groupings(self) -> dict[str, str]:
+        return dict(self.by) | {module: trait for module, trait in PAPER.items() if module not in self.by}
+
+    @property
     def _sought(self) -> list[str]:
         return [pattern for pattern, how in self.by.items() if how in (FOUND, AFFINITY)]
 
     def _pattern(self, unit: str) -> str:
-        for pattern in self.by:
+        for pattern in self._groupings:
             if fnmatchcase(unit, pattern):
                 return pattern
         raise ValueError(
