@@ -185,7 +185,7 @@ class ScoreSharing(Method):
 
     @property
     def _corrects(self) -> bool:
-        """Whether decisions divide scores by `heard`; in units by sample that is the same for all labels of a sample."""
+        """Whether decisions divide scores by `heard`; in units by sample it is one number a sample."""
         return self.normalise and self.scored == "all"
 
     def _alpha(self, samples: Tensor, public: int) -> Tensor:
