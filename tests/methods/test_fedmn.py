@@ -302,6 +302,18 @@ def test_a_newcomer_starts_with_all_blocks_and_leaves_the_others_circles_alone()
     assert plan["output.1"].lists == {"circle": [-1, 0, -1, 0], "weight": [0, 30, 0, 5], "pull": [0, 1, 0, 1]}
 
 
+def test_a_client_with_a_new_model_starts_with_all_blocks_and_the_others_keep_theirs() -> None:
+    method, before = FedMN(blocks=(1, 2)), small_roster()
+    state, plan = method.begin(before)
+    state = {**state, "active": {**state["active"], "output.1": torch.tensor([False, True, False])}}
+    changed = replace(before.members[0], units={**before.members[0].units, "encoder.0": ((7,),)})
+    after = replace(before, members=(changed, *before.members[1:]))
+    state, plan = method.declared(state, plan, before, after)
+    assert plan["encoder.0"].lists["circle"] == [0, 1, 1]  # another shape, another circle
+    assert plan["output.1"].lists["circle"] == [0, 0, -1]
+    assert method.describe(state, plan, after) == {"blocks_in_use": pytest.approx(8 / 9), "selections_of_blocks": 2}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -10,11 +10,18 @@ Deviations, each because the letter does not do what it is for:
 - Blocks are averaged over the clients that have them active; the paper's sum over all clients would shrink them. A
   block nobody has active keeps its value.
 - Where a client's decision leaves no complete path, its most probable one is opened.
-- In training the router speaks on the batch at hand, whose mean embedding estimates that of all the client's data
-  without bias; this is what carries the loss to the router. Decisions are made on all of a client's training data,
-  after training.
-- The router learns faster (`router_rate`) and gates start half open (`start`): with the learning rate of the blocks and
-  closed or open gates, all clients end with one route.
+- In training the router speaks on the batch at hand: its mean embedding estimates that of all the client's data without
+  bias (the logits, after normalising, nearly so), and this is what carries the loss to the router. Decisions are made
+  on all of a client's training data, after training.
+- A block that a client gives up in a round is not merged from it in that round, though it trained it.
+- The router learns ten times as fast as the blocks (`router_rate`), and gates start little more than half open
+  (`start`). With the blocks' rate and gates that start at 0.9, clients keep nearly all blocks, and the pool is FedAvg.
+
+What was found where only the joint distribution differs (24 clients, three names for each class: tests/methods), means
+of ten seeds that nothing was chosen on: 82 %, the worst seed 75 %; with `temperatures=(1.0, 0.5)` 84 % and 79 %, and
+steadier under other learning rates too, where ending at the paper's 0.1 left two groups on one path in about one run of
+twelve. Local training has 59 %, FedAvg 30 % (63 % after a round of local training), the letter of the paper 30 %. The
+pool moved 26 MB where FedAvg's one small network moved 11, and 42 would be all of the pool.
 
 What passes beside the values of units (one bit a block up, and E numbers a client each way with `spread`) is not in the
 communication count.
