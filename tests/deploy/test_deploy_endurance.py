@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,7 +68,7 @@ class Machines:
         return self.running[name]
 
     def server(self) -> None:
-        gate = [] if os.path.exists("/usr/sbin/nginx") else ["--without-nginx"]
+        gate = [] if shutil.which("nginx") else ["--without-nginx"]
         self.type("server", "server", str(self.project.folder), *gate)
         wait(lambda: who_is_there(self.project) is not None, 90)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from safetensors.numpy import load_file
 from fedquilt.deploy.client_app import make_app
 from fedquilt.deploy.device import Device
 from fedquilt.deploy.parcel import read_record
-from fedquilt.deploy.wire import unpack
+from fedquilt.deploy.wire import pack, unpack
 from fedquilt.scenario import Scenario
 
 SECRET = "the patient's name is Ada"
@@ -146,6 +148,29 @@ def test_a_letter_brings_nothing_of_others_but_their_circles(tmp_path: Path) -> 
             assert not arrays
             others = [other for other in post.devices if other != name]
             assert not any(other in json.dumps(text) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda text: text["terms"]["method"].update({"class": "subprocess:Popen"}), "unknown-method"),
+        (lambda text: text.update(run="../../../elsewhere"), "bad-letter"),
+        (lambda text: text.update(run=""), "bad-letter"),
+        (lambda text: text["terms"].pop("classes"), "failed"),
+        (lambda text: text.update(units=[["no-such-unit"]]), "failed"),
+    ],
+)
+def test_a_letter_cannot_make_a_device_do_other_things(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], code: str
+) -> None:
+    federation, post = federate(tmp_path / "fed", digits_with_public(), "fedavg", 1)
+    federation.step()
+    arrays, text = unpack(post.down["client-0"][-1])
+    change(text)
+    before = {path for path in tmp_path.rglob("*") if "state" not in path.parts}
+    answer = unpack(post.devices["client-0"].handle(pack(arrays, text)))[1]
+    assert answer["code"] == code
+    assert {path for path in tmp_path.rglob("*") if "state" not in path.parts} == before
 
 
 def test_a_device_writes_nothing_outside_its_folder(tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ def test_a_lost_state_is_noticed_and_a_fresh_start_is_one(tmp_path: Path) -> Non
         state.settle("1")
 
 
+def test_a_damaged_file_is_a_lost_state(tmp_path: Path) -> None:
+    state = NodeState(tmp_path, "run")
+    stage(state, "1", 1.0)
+    assert outcome(state, "1") == 1.0
+    state.committed.write_bytes(b"\x00" * 40)
+    with pytest.raises(LostState):
+        state.settle("1")
+
+
 def test_runs_do_not_mix(tmp_path: Path) -> None:
     stage(NodeState(tmp_path, "a"), "1", 1.0)
     with pytest.raises(LostState):

@@ -122,7 +122,7 @@ def run(
     """Run a method on the federation; results come back as an ordinary run directory in DIR/runs."""
     with flower():
         from fedquilt.deploy.project import Project
-        from fedquilt.deploy.runs import follow, latest_spec, new_spec, start_run
+        from fedquilt.deploy.runs import follow, latest_spec, new_spec, start_run, stop_run
 
     project = Project.read(folder)
     if resume:
@@ -139,7 +139,12 @@ def run(
         )
     number = start_run(project, spec)
     say(f"{spec['run']} {'goes on' if resume else 'has started'}")
-    summary = follow(project, spec, number, tell_exchange)
+    try:
+        summary = follow(project, spec, number, tell_exchange)
+    except KeyboardInterrupt:
+        stop_run(project, number)
+        say("stopped; go on with `fedquilt deploy run --resume`")
+        raise typer.Exit(130) from None
     score = summary.get("accuracy_mean")
     say(f"{summary['readout']} accuracy on {summary['split']}: " + ("none" if score is None else f"{score:.4f}"))
     say(f"Kept in {spec['folder']}; look at it with: fedquilt report {spec['folder']}")

@@ -22,7 +22,7 @@ from fedquilt.client import Split, as_split
 from fedquilt.deploy.letters import Arrays, Text, read_down, read_terms, write_member, write_up
 from fedquilt.deploy.node_client import load_client
 from fedquilt.deploy.node_state import LostState, NodeState
-from fedquilt.deploy.project import Node, write_atomically
+from fedquilt.deploy.project import Node, plain_name, write_atomically
 from fedquilt.deploy.wire import REASONS, Refused, pack, unpack
 from fedquilt.federation import SPLITS
 from fedquilt.fleet import Fleet, Terms
@@ -75,6 +75,8 @@ class Device:
         """One round: look at what was received, train, and stage what must be kept. The last letter only looks."""
         if text["refused"]:
             print(f"the server left out the update of a round: {REASONS[text['refused']]}", file=sys.stderr, flush=True)
+        if not plain_name(text["run"]):  # it becomes the name of a folder here
+            raise Refused("bad-letter")
         down = read_down(arrays, text)
         state = NodeState(self.node.folder / "state", text["run"])
         with state.alone():

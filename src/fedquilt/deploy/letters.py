@@ -130,7 +130,12 @@ def write_terms(terms: Terms) -> Text:
 
 
 def read_terms(text: Mapping[str, Any], common: Any, public_test: Any) -> Terms:
-    """The terms that `write_terms` wrote, with the public samples that the device holds."""
+    """The terms that `write_terms` wrote, with the public samples that the device holds.
+
+    A device runs the methods of its own library, by their names; code that a server names is not looked for.
+    """
+    if "class" in text["method"]:
+        raise Refused("unknown-method")
     training = Training(**plain(text["training"]))
     return Terms(method_from(text["method"]), training, text["classes"], text["seed"], common, public_test)
 
@@ -142,7 +147,7 @@ def write_member(member: Member) -> Text:
         "samples": member.samples,
         "traits": dict(member.traits),
         "labels": list(member.labels),
-        "public": member.public,
+        "public": list(member.public),
         "units": {unit: [list(shape) for shape in signature] for unit, signature in member.units.items()},
     }
 
@@ -152,7 +157,7 @@ def read_member(text: Mapping[str, Any]) -> Member:
     units = {str(u): tuple(tuple(int(n) for n in shape) for shape in s) for u, s in text["units"].items()}
     traits = {str(k): str(v) for k, v in text["traits"].items()}
     labels = tuple(int(n) for n in text["labels"])
-    return Member(str(text["name"]), int(text["samples"]), traits, labels, units, int(text["public"]))
+    return Member(str(text["name"]), int(text["samples"]), traits, labels, units, tuple(int(n) for n in text["public"]))
 
 
 def plain(value: Any) -> Any:

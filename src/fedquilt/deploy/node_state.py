@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -73,8 +73,11 @@ class NodeState:
             return None
         if not self.committed.exists() or _token(self.committed) != accepted:
             raise LostState
-        with safe_open(self.committed, framework="np") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+        try:
+            with safe_open(self.committed, framework="np") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+        except SafetensorError:
+            raise LostState from None
 
     def stage(self, token: str, arrays: Mapping[str, NDArray[np.generic]], told: Mapping[str, str]) -> None:
         """Lays an outcome down beside the committed state."""
@@ -98,5 +101,9 @@ class NodeState:
 
 
 def _token(path: Path) -> str:
-    with safe_open(path, framework="np") as file:
-        return str((file.metadata() or {}).get("token", FRESH))
+    """The token of a file; that of no update, if the file was damaged."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return str((file.metadata() or {}).get("token", FRESH))
+    except SafetensorError:
+        return FRESH

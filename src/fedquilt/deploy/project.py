@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 FEDERATION, CLIENT = "federation.toml", "client.toml"
 
 
@@ -246,6 +246,15 @@ def warning(tls: bool, authentication: bool) -> str | None:
     return None
 
 
+def plain_name(name: object, longest: int = 150) -> bool:
+    """Whether a text can be the name of a file or folder and nothing else.
+
+    >>> plain_name("digits-modfl-0"), plain_name("../x"), plain_name("")
+    (True, False, False)
+    """
+    return isinstance(name, str) and len(name) <= longest and _NAME.fullmatch(name) is not None
+
+
 def check_names(names: Sequence[str]) -> None:
     """Client names become folder names, so they are plain.
 
@@ -255,7 +264,7 @@ def check_names(names: Sequence[str]) -> None:
     ValueError: the client name '../x' cannot be a folder; use letters, digits, '.', '_' and '-', at most 64
     """
     for name in names:
-        if not _NAME.fullmatch(name):
+        if not plain_name(name, 64):
             raise ValueError(
                 f"the client name '{name}' cannot be a folder; use letters, digits, '.', '_' and '-', at most 64"
             )

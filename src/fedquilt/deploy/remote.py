@@ -7,6 +7,7 @@ that methods, plans and results are the very same code as in a simulation.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import Rule, mean
 
+FROM_DEVICES = ("failed", "lost-state", "unreadable", "wrong-version", "unknown-method", "bad-letter")
 Answers = dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]]
 Counts = Mapping[str, Mapping[str, list[list[int]]]]
 
@@ -117,11 +119,13 @@ class RemoteFederation(Federation):
         if changed:
             self.server.declare(changed)
         for attempt in range(1, self.rounds.attempts + 1):
-            asked = self._ask(self.choose(round_))
+            chosen = self.choose(round_)
+            needed = max(1, math.ceil(self.rounds.quorum * len(chosen)))
+            asked = self._ask(chosen, needed)
             downs = {number: self.server.down([number]) for number in asked}
             evaluating = {number for number in asked if due and number not in seen}
             answers, counts, tokens = self._exchange(downs, attempt, evaluating)
-            if len(answers) >= max(1, round(self.rounds.quorum * len(asked))) and answers:
+            if len(answers) >= needed:
                 break
         else:
             raise NoQuorum(
@@ -171,10 +175,17 @@ class RemoteFederation(Federation):
             f"the model of client '{client}' is on its own device, in the folder state of its client folder"
         )
 
-    def _ask(self, chosen: Sequence[int]) -> list[int]:
-        """Those of the chosen clients that are there; if nobody is, everybody chosen is tried."""
-        there = self.post.reachable()
-        return [number for number in chosen if self.names[number] in there] or list(chosen)
+    def _ask(self, chosen: Sequence[int], needed: int = 0) -> list[int]:
+        """Those of the chosen clients that are there, waiting a while until there are enough; all if there are not."""
+        end = time.monotonic() + self.rounds.timeout
+        while True:
+            there = self.post.reachable()
+            found = [number for number in chosen if self.names[number] in there]
+            if len(found) >= needed:
+                return found
+            if time.monotonic() > end:
+                return list(chosen)
+            time.sleep(1)
 
     def _exchange(
         self, downs: Mapping[int, Down], attempt: int, evaluating: set[int], train: bool = True, last: bool = False
@@ -272,7 +283,7 @@ def _open(content: bytes, token: str, round_: int) -> tuple[dict[str, Any], Text
         raise Refused("wrong-round")
     code = text.get("code")
     if code is not None:
-        raise Refused(code if code in ("failed", "lost-state", "unreadable", "wrong-version") else "failed")
+        raise Refused(code if code in FROM_DEVICES else "failed")
     if text.get("round") != round_:
         raise Refused("wrong-round")
     return arrays, text

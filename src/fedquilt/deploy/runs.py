@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -52,7 +53,8 @@ def write_app(folder: Path) -> Path:
 def new_spec(project: Project, method: str, **options: Any) -> dict[str, Any]:
     """Describes a new run; a wrong method or setting is refused here, before anything is sent anywhere."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{project.terms.scenario}-{method}-{options.get('seed', 0)}-{stamp}"
+    scenario = re.sub(r"[^A-Za-z0-9._-]+", "-", project.terms.scenario).strip("-.")[:60] or "own"
+    name = f"{scenario}-{method}-{options.get('seed', 0)}-{stamp}"
     spec = {
         "run": name,
         "project": str(project.folder),
@@ -77,12 +79,18 @@ def latest_spec(project: Project) -> dict[str, Any]:
 def start_run(project: Project, spec: Mapping[str, Any]) -> int:
     """Sends the app with this description to SuperLink; gives Flower's number of the run."""
     folder = Path(spec["folder"])
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / SPEC, json.dumps(dict(spec), indent=2).encode())
-    (folder / STATUS).unlink(missing_ok=True)
-    app = write_app(project.server_folder / "app")
     with Operator(project) as operator:
-        return operator.start(app, {"spec": str(folder / SPEC)})
+        operator.nodes()  # before anything is written: is anybody there at all?
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / SPEC, json.dumps(dict(spec), indent=2).encode())
+        (folder / STATUS).unlink(missing_ok=True)
+        return operator.start(write_app(project.server_folder / "app"), {"spec": str(folder / SPEC)})
+
+
+def stop_run(project: Project, number: int) -> None:
+    """Ends a run; what it has completed is kept."""
+    with Operator(project) as operator:
+        operator.stop(number)
 
 
 def follow(
@@ -93,16 +101,16 @@ def follow(
     poll: float = 0.5,
 ) -> dict[str, Any]:
     """Waits for the end of a run and gives its summary. `tell` gets each new line of `letters.jsonl`."""
-    folder, lines = Path(spec["folder"]), 0
+    folder = Path(spec["folder"])
+    told = set(_text(folder / LETTERS).splitlines())  # what a run that goes on had said before
     checked = time.monotonic()
     while True:
         state = _state(folder)
-        letters = folder / LETTERS
-        if letters.is_file():
-            found = letters.read_text().splitlines()
-            for line in found[lines:]:
+        text = _text(folder / LETTERS)
+        for line in text[: text.rfind("\n") + 1].splitlines():
+            if line not in told:
+                told.add(line)
                 tell(json.loads(line))
-            lines = len(found)
         if state.get("state") == "finished":
             summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
             return summary
@@ -120,6 +128,10 @@ def follow(
                 log = project.server_folder / "logs" / "superlink.log"
                 raise Failed(f"the run {spec['run']} ended as '{status}'; see {log}{_go_on(folder)}")
         time.sleep(poll)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
 
 
 def _state(folder: Path) -> dict[str, Any]:

@@ -32,6 +32,8 @@ REASONS = {
     "wrong-dtype": "an array had another number format than agreed",
     "not-finite": "it held NaN or infinite values",
     "absurd-norm": "it was many times larger than what the client was sent",
+    "unknown-method": "the method is none of the library's own, and devices run no others",
+    "bad-letter": "the server's letter made no sense to the device",
     "failed": "the client's own program failed; its log says why",
     "lost-state": "the client's kept state was gone, so it starts afresh",
     "no-answer": "no answer came in time",
