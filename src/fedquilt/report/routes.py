@@ -138,6 +138,7 @@ def _draw(axes: Any, route: Route) -> None:
     axes.set_yticks(range(len(blocks)), kinds)
     axes.set_xticks([])
     axes.set_xlim(-max(blocks) / 2, max(blocks) / 2)
-    axes.set_title(route.title().replace(": ", "\n", 1), fontsize=8)
+    name, _, use = route.title().rpartition(": ")
+    axes.set_title(f"{name}\n" + use.replace(" blocks, ", " blocks,\n"), fontsize=8)
     for side in axes.spines.values():
         side.set_visible(False)
