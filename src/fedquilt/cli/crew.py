@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from fedquilt.cli import worker as work
 from fedquilt.cli.jobs import Job
 
 MOST_JOBS = 8  # by default: every one has the data and the machinery in memory
@@ -62,9 +63,8 @@ class Crew:
         while (waiting and not self.stopping) or any(worker.job is not None for worker in self.workers):
             for worker in self.workers:
                 if worker.job is None and waiting and not self.stopping:
-                    job = waiting.pop()
-                    worker.begin(job, self.folder, self.checkpoint_every, self.news)
-                    yield News(job, "started")
+                    self.begin(worker, waiting[-1])
+                    yield News(waiting.pop(), "started")
             try:
                 worker, said = self.news.get(timeout=0.5)
             except queue.Empty:
@@ -74,11 +74,22 @@ class Crew:
             if news is not None:
                 yield news
 
+    def begin(self, worker: _Worker, job: Job) -> None:
+        """Hand a job to a worker, which is started where it is not there yet."""
+        if worker.process is None:
+            ends = [other.pipe for other in self.workers if other.pipe is not None]
+            worker.start(ends, self.news)
+        assert worker.pipe is not None
+        worker.job = job
+        order = {"job": asdict(job), "out": str(self.folder / job.folder), "checkpoint_every": self.checkpoint_every}
+        with suppress(OSError):  # that it is gone will be heard
+            worker.pipe.send({**order, "cores": worker.cores})
+
     def stop(self) -> None:
         """Let the rounds that are under way end and be kept."""
         self.stopping = True
         for worker in self.workers:
-            worker.signal(signal.SIGINT)
+            worker.interrupt()
 
     def close(self) -> None:
         """End all workers, at once where they are still at work."""
@@ -87,32 +98,27 @@ class Crew:
 
 
 class _Worker:
-    """One worker process, started when it is first needed."""
+    """One worker process."""
 
     def __init__(self, cores: list[int] | None) -> None:
         self.cores = cores
         self.job: Job | None = None
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Any = None
+        self.pipe: Connection | None = None
 
-    def begin(self, job: Job, folder: Path, checkpoint_every: int, news: queue.Queue[Any]) -> None:
-        """Hand it a job."""
-        if self.process is None:
-            # In a session of its own: a Ctrl-C in the terminal is this process's to handle, which tells its workers.
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "fedquilt.cli.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                text=True, encoding="utf-8", start_new_session=True, env=self._environment(),
-            )  # fmt: skip
-            assert self.process.stdout is not None
-            threading.Thread(target=self._listen, args=(self.process.stdout, news), daemon=True).start()
-        assert self.process.stdin is not None
-        self.job = job
-        order = {
-            "job": asdict(job), "out": str(folder / job.folder), "checkpoint_every": checkpoint_every,
-            "cores": self.cores,
-        }  # fmt: skip
-        with suppress(BrokenPipeError):  # that it is gone will be heard
-            self.process.stdin.write(json.dumps(order) + "\n")
-            self.process.stdin.flush()
+    def start(self, ends: Sequence[Connection], news: queue.Queue[Any]) -> None:
+        """Start the process; `ends` are this process's ends of other workers' pipes."""
+        context: Any = multiprocessing.get_context("fork" if self._can_be_forked() else "spawn")
+        here, there = context.Pipe()
+        inherited = (*ends, here) if self._can_be_forked() else ()
+        self.process = context.Process(target=work.main, args=(there, inherited))
+        with warnings.catch_warnings():
+            # Forking beside other threads is safe here: a worker uses nothing that they could hold.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process.start()
+        there.close()
+        self.pipe = here
+        threading.Thread(target=self._listen, args=(here, news), daemon=True).start()
 
     def heard(self, said: dict[str, Any] | None) -> News | None:
         """What something it said, or its end (None), means for the job it is at."""
@@ -126,36 +132,42 @@ class _Worker:
             return None
         return News(job, said["told"], said.get("text", ""), said.get("round", 0), said.get("rounds", 0))
 
-    def signal(self, number: int) -> None:
+    def interrupt(self) -> None:
         if self.process is not None and self.job is not None:
             with suppress(ProcessLookupError):
-                self.process.send_signal(number)
+                os.kill(self.process.pid, signal.SIGINT)
 
     def end(self) -> None:
         """By itself where it is idle, else at once."""
-        if self.process is None:
+        if self.process is None or self.pipe is None:
             return
-        process, self.process = self.process, None
-        assert process.stdin is not None
-        with suppress(OSError):
-            if self.job is None:
-                process.stdin.write("null\n")
-            process.stdin.close()
-        try:
-            process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
+        process, pipe, self.process, self.pipe = self.process, self.pipe, None, None
+        if self.job is not None:
             process.kill()
-            process.wait()
+        with suppress(OSError):
+            pipe.send(None)
+        process.join(timeout=5)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+        pipe.close()
         self.job = None
 
-    def _listen(self, answers: IO[str], news: queue.Queue[Any]) -> None:
-        for line in answers:
-            news.put((self, json.loads(line)))
+    def _listen(self, pipe: Connection, news: queue.Queue[Any]) -> None:
+        with suppress(EOFError, OSError, TypeError):  # closed, from either side
+            while True:
+                news.put((self, pipe.recv()))
         news.put((self, None))
 
-    def _environment(self) -> dict[str, str]:
-        threads = {} if self.cores is None else {"OMP_NUM_THREADS": str(len(self.cores))}
-        return {**os.environ, **threads}
+    def _can_be_forked(self) -> bool:
+        """A fork starts at once, but more threads than one, or a GPU, do not survive it."""
+        import torch
+
+        from fedquilt.training.parallel import can_fork
+
+        one = len(self.cores) == 1 if self.cores else torch.get_num_threads() == 1
+        return one and can_fork() and not torch.cuda.is_available()
 
 
 def _cores() -> list[int]:

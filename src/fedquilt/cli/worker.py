@@ -1,7 +1,7 @@
-"""A process that does runs of a comparison: orders come on standard input, one line of JSON each; so go the answers.
+"""A process that does runs of a comparison: orders come through a pipe, and so go the answers.
 
-When the input ends, whoever gave the orders is gone, and the process ends at once, whatever it is doing: what it had is
-on disk. A Ctrl-C (SIGINT) lets the round end and be kept.
+When the pipe closes, whoever gave the orders is gone, and the process ends at once, whatever it is doing: what it had
+is on disk. A SIGINT lets the round end and be kept.
 """
 
 from __future__ import annotations
@@ -9,52 +9,59 @@ from __future__ import annotations
 import json
 import os
 import queue
-import sys
+import signal
 import threading
+import time
 import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedquilt.cli.jobs import Job
     from fedquilt.federation import Federation, RoundReport
     from fedquilt.scenario import Scenario
 
+_PATIENCE = 10.0  # seconds that a directory may be held by another process
 
-def main() -> None:
-    """Do what is ordered until there is no more."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever prints to standard output must not disturb the answers
+
+def main(pipe: Connection, inherited: Sequence[Connection]) -> None:
+    """Do what is ordered until there is no more. `inherited` are the other side's ends of pipes, copied by a fork."""
+    for end in inherited:  # while a copy of one is open here, that the other side is gone would go unnoticed
+        end.close()
+    os.setsid()  # a Ctrl-C in the terminal is the other side's to handle, which tells its workers
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     orders: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    threading.Thread(target=_read, args=(orders,), daemon=True).start()
     warnings.simplefilter("ignore", DeprecationWarning)
     warnings.simplefilter("ignore", FutureWarning)
-    warnings.showwarning = lambda message, *_, **__: _answer(answers, told="warning", text=str(message))
+    warnings.showwarning = lambda message, *_, **__: pipe.send({"told": "warning", "text": str(message)})
     try:
+        threading.Thread(target=_read, args=(pipe, orders), daemon=True).start()
         built: dict[str, Scenario] = {}
         while (order := orders.get()) is not None:
-            _work(order, built, answers)
+            _work(order, built, pipe)
     except KeyboardInterrupt:
-        _answer(answers, told="stopped")
+        pipe.send({"told": "stopped"})
+    except OSError:
+        os._exit(1)
 
 
-def _read(orders: queue.Queue[dict[str, Any] | None]) -> None:
-    for line in sys.stdin:
-        order = json.loads(line)
-        orders.put(order)
-        if order is None:
-            return
+def _read(pipe: Connection, orders: queue.Queue[dict[str, Any] | None]) -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            order = pipe.recv()
+            orders.put(order)
+            if order is None:
+                return
     os._exit(1)
 
 
-def _answer(answers: TextIO, **what: Any) -> None:
-    answers.write(json.dumps(what) + "\n")
-    answers.flush()
-
-
-def _work(order: dict[str, Any], built: dict[str, Scenario], answers: TextIO) -> None:
+def _work(order: dict[str, Any], built: dict[str, Scenario], pipe: Connection) -> None:
     from fedquilt.cli.board import Progressed
     from fedquilt.cli.jobs import Job
+    from fedquilt.lock import Held
 
     _keep_to(order["cores"])
     job = Job(**order["job"])
@@ -62,15 +69,23 @@ def _work(order: dict[str, Any], built: dict[str, Scenario], answers: TextIO) ->
 
     def tell(federation: Federation, report: RoundReport) -> None:
         text = progress.text(federation, report)
-        _answer(answers, told="round", round=report.round, rounds=report.rounds, text=text)
+        pipe.send({"told": "round", "round": report.round, "rounds": report.rounds, "text": text})
 
     try:
-        job.run(Path(order["out"]), _clients(job, built), [tell], order["checkpoint_every"])
+        patience = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                job.run(Path(order["out"]), _clients(job, built), [tell], order["checkpoint_every"])
+                break
+            except Held:  # by a worker of a comparison that was killed a moment ago, most likely
+                if time.monotonic() > patience:
+                    raise
+                time.sleep(0.5)
     except Exception as error:
         text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        _answer(answers, told="failed", kind=type(error).__name__, text=text)
+        pipe.send({"told": "failed", "text": text or type(error).__name__})
     else:
-        _answer(answers, told="finished")
+        pipe.send({"told": "finished"})
 
 
 def _clients(job: Job, built: dict[str, Scenario]) -> Scenario:
@@ -91,6 +106,3 @@ def _keep_to(cores: list[int] | None) -> None:
     if cores:
         torch.set_num_threads(len(cores))
 
-
-if __name__ == "__main__":
-    main()
