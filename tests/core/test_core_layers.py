@@ -1,0 +1,131 @@
+"""Layers with another body inside a stack compute what PyTorch's own compute."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedquilt.training.layers import lenient, padding, prepare
+
+
+def gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    y = module(x)
+    loss = (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum()
+    return [y.detach(), *torch.autograd.grad(loss, [x, *module.parameters()])]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    dimensions=st.sampled_from([1, 2]),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 5)),
+    pad=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    bias=st.booleans(),
+    channels=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+)
+def test_convolutions_as_matrix_products(
+    dimensions: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    pad: tuple[int, int],
+    bias: bool,
+    channels: tuple[int, int],
+) -> None:
+    kind = nn.Conv1d if dimensions == 1 else nn.Conv2d
+    a, b = channels
+    conv = kind(a, b, kernel[:dimensions], stride[:dimensions], pad[:dimensions], bias=bias)  # type: ignore[arg-type]
+    ours = prepare(copy.deepcopy(conv), matmul_convolutions=True)
+    assert type(ours) is not type(conv)
+    x = torch.randn(2, a, *(7, 9)[:dimensions])
+    for found, wanted in zip(gradients(ours, x), gradients(conv, x), strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("conv", [partial(nn.Conv2d, 2, 3, 3, 2, 1), partial(nn.Conv1d, 2, 3, 3, 2, 1)])
+def test_stacked_convolutions_as_matrix_products(conv: partial[nn.Module]) -> None:
+    plain = conv()
+    ours = prepare(copy.deepcopy(plain), matmul_convolutions=True)
+    shape = (3, 2, 2, 6, 6) if isinstance(plain, nn.Conv2d) else (3, 2, 2, 6)
+    x = torch.randn(shape)
+    stack = {name: torch.randn(3, *p.shape) for name, p in plain.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, module: nn.Module) -> Tensor:
+        out: Tensor = functional_call(module, parameters, (x,))
+        return out.square().sum()
+
+    found = vmap(grad(partial(loss, module=ours)))(stack, x)
+    for i in range(3):
+        wanted = grad(partial(loss, module=plain))({name: p[i] for name, p in stack.items()}, x[i])
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name][i], value, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(1, 1, 3, dilation=2),
+        nn.Conv2d(1, 1, 3, padding="same"),
+        nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"),
+        nn.Conv3d(1, 1, 3),
+        nn.ConvTranspose2d(1, 1, 3),
+    ],
+)
+def test_other_convolutions_stay_as_they_are(conv: nn.Module) -> None:
+    assert type(prepare(copy.deepcopy(conv), matmul_convolutions=True)) is type(conv)
+
+
+NORMS = [
+    partial(nn.BatchNorm1d, 3),
+    partial(nn.BatchNorm1d, 3, affine=False),
+    partial(nn.BatchNorm1d, 3, momentum=None),
+    partial(nn.BatchNorm1d, 3, track_running_stats=False),
+    partial(nn.BatchNorm1d, 3, eps=0.1, momentum=0.5),
+]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("long", [False, True])
+def test_padding_changes_no_statistics(norm: partial[nn.Module], long: bool) -> None:
+    plain = norm()
+    ours = prepare(copy.deepcopy(plain), matmul_convolutions=False)
+    lone = lenient(copy.deepcopy(plain))
+    for n in (4, 2, 3):
+        x = torch.randn(n, 3, 5) if long else torch.randn(n, 3)
+        padded = torch.cat([x, torch.full_like(x[:1], 77.0).repeat(6 - n, *[1] * (x.ndim - 1))])
+        mask = (torch.arange(6) < n).float()
+        wanted = plain(x)
+        with padding(mask):
+            found = ours(padded)[:n]
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(lone(x), wanted)
+        for one, other in zip(ours.buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    before = [buffer.clone() for buffer in ours.buffers()]
+    with padding(torch.zeros(6)):  # a step that is all padding
+        assert bool(torch.isfinite(ours(padded)).all())
+    assert all(torch.equal(one, other) for one, other in zip(ours.buffers(), before, strict=True))
+
+
+def test_a_batch_of_one_value_a_channel() -> None:
+    for module in (prepare(nn.BatchNorm1d(3), False), lenient(nn.BatchNorm1d(3))):
+        assert module(torch.randn(1, 3)).tolist() == [[0.0, 0.0, 0.0]]
+        assert dict(module.named_buffers())["running_var"].tolist() == pytest.approx([0.9] * 3)
+
+
+def test_in_eval_mode_they_are_as_before() -> None:
+    plain = nn.BatchNorm2d(2)
+    plain(torch.randn(4, 2, 3, 3))
+    plain.eval()
+    x = torch.randn(2, 2, 3, 3)
+    for module in (prepare(copy.deepcopy(plain), False), lenient(copy.deepcopy(plain))):
+        with padding(torch.zeros(2)):
+            assert torch.equal(module(x), plain(x))
