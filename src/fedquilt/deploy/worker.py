@@ -9,6 +9,7 @@ library that is installed on the device. What the server sent along as an app is
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 _POLL = 0.2
+_ARRIVAL = 30.0  # seconds until the worker looks for other tasks while a message is still arriving
 _PROTECTED = ("/flwr.proto.Runtime/AcquireTask",)
 
 
@@ -43,7 +45,7 @@ def serve(address: str, secret: bytes, app: ClientApp) -> None:
                 task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
                 silent = False
                 if task.token:
-                    answer(address, task.token, app)
+                    answer_or_leave(address, task.token, app)
                     continue
             except (httpx.HTTPError, OSError, RuntimeError) as error:
                 if not silent:
@@ -52,12 +54,32 @@ def serve(address: str, secret: bytes, app: ClientApp) -> None:
             time.sleep(_POLL)
 
 
-def answer(address: str, token: str, app: ClientApp) -> None:
+def answer_or_leave(address: str, token: str, app: ClientApp) -> None:
+    """Answers a task. One whose message does not arrive is left behind: a server that died while it sent it never will
+    complete it, and Flower would wait for two hours."""
+    arrived = threading.Event()
+    thread = threading.Thread(target=_answer_quietly, args=(address, token, app, arrived), daemon=True)
+    thread.start()
+    end = time.monotonic() + _ARRIVAL
+    while thread.is_alive() and (arrived.is_set() or time.monotonic() < end):
+        thread.join(0.05)
+
+
+def _answer_quietly(address: str, token: str, app: ClientApp, arrived: threading.Event) -> None:
+    """A thread's work: what goes wrong with one task is no reason to end, and no text for the server."""
+    try:
+        answer(address, token, app, arrived)
+    except Exception as error:
+        print(f"a task came to nothing ({type(error).__name__})", file=sys.stderr, flush=True)
+
+
+def answer(address: str, token: str, app: ClientApp, arrived: threading.Event) -> None:
     """One task: its message, the app's answer, and its end."""
     version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
     known = RuntimeTokenHttpInterceptor(token)
     with RuntimeHttpClient.from_server_address(address, True, None, [version, known]) as client, heartbeat(client):
         message, context, _, _ = pull_task_input(client)
+        arrived.set()
         push_message(client, app(message=message, context=context), context)
         push_task_output(client, context, SubStatus.COMPLETED, "")
 
