@@ -167,6 +167,7 @@ def test_nothing_is_lost(machines: Machines) -> None:
     for line in lines(folder / "traffic.jsonl"):
         took |= dict.fromkeys(line["up"], line["round"])
     assert set(took) == set(project.clients)
+    assert min(took.values()) >= 14, took  # everybody came back, also after the server did
     for name, last in took.items():
         states = list((project.client_folder(name) / "state").glob("*/*.safetensors"))
         rounds = set()
