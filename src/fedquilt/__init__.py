@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedquilt.disk import load_model
     from fedquilt.federation import Federation
     from fedquilt.methods import METHODS, Method
+    from fedquilt.onboard import Onboarded, onboard
     from fedquilt.run import Run, resume, run
     from fedquilt.scenario import Scenario
     from fedquilt.sharing import Plan, UnitPlan
@@ -36,6 +37,7 @@ __all__ = [
     "Client",
     "Federation",
     "Method",
+    "Onboarded",
     "Plan",
     "Run",
     "Scenario",
@@ -48,6 +50,7 @@ __all__ = [
     "load_model",
     "methods",
     "models",
+    "onboard",
     "readouts",
     "resume",
     "run",
@@ -60,6 +63,7 @@ _HOMES = {
     "federation": ("Federation",),
     "methods": ("METHODS", "Method"),
     "disk": ("load_model",),
+    "onboard": ("Onboarded", "onboard"),
     "run": ("Run", "resume", "run"),
     "scenario": ("Scenario",),
     "sharing": ("Plan", "UnitPlan"),
@@ -85,10 +89,14 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This module's own class: `fedquilt.run` is the function, though importing the file run.py sets the name too."""
+    """This module's own class: `fedquilt.run` is the function, though importing the file run.py sets the name too.
+
+    So is `fedquilt.onboard`.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value.run if name == "run" and isinstance(value, ModuleType) else value)
+        own = name in ("run", "onboard") and isinstance(value, ModuleType)
+        super().__setattr__(name, getattr(value, name) if own else value)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -23,6 +23,7 @@ from torch import nn
 
 from fedquilt.checkpoint import (
     Damaged,
+    Tensors,
     federation_state,
     load,
     restore_federation,
@@ -209,6 +210,22 @@ class RunFolder:
 
         Everything is checked before the first byte is changed.
         """
+        found, lines = self.look(federation)
+        lengths = {} if found is None else found[1]["lengths"]
+        if found is not None:
+            restore_federation(federation, *found)
+            tidy(self.folder / "checkpoint", found[1]["tensors"])
+        for name in _LINES:
+            if (self.folder / name).is_file():
+                with (self.folder / name).open("r+b") as file:
+                    file.truncate(lengths.get(name, 0))
+        self._plan = Plan.from_json(lines[PLANS][-1]) if lines[PLANS] else None
+        self._started = str(self.read_settings().get("started", self._started))
+        self._checkpointed = federation.round
+        return {} if found is None else dict(found[1]["more"])
+
+    def look(self, federation: Federation) -> tuple[tuple[Tensors, dict[str, Any]] | None, dict[str, list[Row]]]:
+        """The last checkpoint and the lines up to it, checked to be of this federation; nothing is changed."""
         settings = self.read_settings()
         self._checksum, self._identity = fingerprint(federation.scenario), identity(settings)
         if settings.get("fingerprint") != self._checksum:
@@ -222,18 +239,7 @@ class RunFolder:
             raise Damaged(
                 f"'{self.folder / 'run.toml'}' is not the one that its checkpoint was made with; it was left as it is"
             )
-        lines = {name: self.lines(name, lengths.get(name, 0)) for name in _LINES}
-        if found is not None:
-            restore_federation(federation, *found)
-            tidy(self.folder / "checkpoint", found[1]["tensors"])
-        for name in _LINES:
-            if (self.folder / name).is_file():
-                with (self.folder / name).open("r+b") as file:
-                    file.truncate(lengths.get(name, 0))
-        self._plan = Plan.from_json(lines[PLANS][-1]) if lines[PLANS] else None
-        self._started = str(settings.get("started", self._started))
-        self._checkpointed = federation.round
-        return {} if found is None else dict(found[1]["more"])
+        return found, {name: self.lines(name, lengths.get(name, 0)) for name in _LINES}
 
     def lines(self, name: str, length: int | None = None) -> list[Row]:
         """The lines of a file, or of its first `length` bytes; one that a kill cut short is left out."""

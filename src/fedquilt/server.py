@@ -155,6 +155,17 @@ class Server:
             self._rearrange(plan, before)
         self.plan = plan
 
+    def welcome(self, member: Member, sent: Sent) -> None:
+        """A newcomer joins as the last of the roster; `sent` is what it has to show, and nobody else is regrouped."""
+        before = self.roster
+        self.roster = replace(before, members=(*before.members, member))
+        self._declared()
+        self.state, plan = self.method.welcome(self.state, self.plan, self.roster, sent)
+        plan.check(self.roster.signatures(), self.roster.names)
+        self._rearrange(plan, before)
+        self.plan = plan
+        self.refused = torch.cat([self.refused, self.refused.new_zeros(1)])
+
     def _declared(self) -> None:
         self._sizes = self.roster.sizes()
         self._everyone = int(self.roster.samples.sum())

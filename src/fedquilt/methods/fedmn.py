@@ -177,7 +177,12 @@ class FedMN(Method):
         return self._with(state, roster, torch.tensor([old.units != new.units for old, new in pairs]))
 
     def welcome(self, state: State, plan: Plan, roster: Roster, sent: Sent) -> tuple[State, Plan]:
-        return self._with(state, roster, torch.arange(len(roster)) == len(roster) - 1)
+        """With all blocks, unless it has said already which of them its route puts to use."""
+        joined, plan = self._with(state, roster, torch.arange(len(roster)) == len(roster) - 1)
+        if not any("active" in up.reports for up in sent.ups):
+            return joined, plan
+        joined = {**self.next(joined, plan, sent, roster)[0], "usual": state["usual"]}  # the others' habits stay
+        return joined, self._plan(joined, roster)
 
     def _with(self, state: State, roster: Roster, new: Tensor) -> tuple[State, Plan]:
         """The plan with new clients, (K,) bool, who start with all blocks; the others keep theirs."""

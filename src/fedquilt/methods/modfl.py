@@ -119,7 +119,12 @@ class ModFL(Method):
         return (state, self._plan(state, roster)) if same else self.begin(roster)
 
     def welcome(self, state: State, plan: Plan, roster: Roster, sent: Sent) -> tuple[State, Plan]:
-        known = {p: with_newcomer(known, self._tasks(roster, p)) for p, known in state["known"].items()}
+        known = {}
+        for pattern, before in state["known"].items():
+            tasks = self._tasks(roster, pattern)
+            known[pattern] = with_newcomer(before, tasks)
+            if self.by[pattern] == FOUND and sent.ups:
+                known[pattern] = by_updates(known[pattern], tasks, sent, False, self.cohorts, self.hysteresis)
         state = {**state, "known": known}
         return state, self._plan(state, roster)
 

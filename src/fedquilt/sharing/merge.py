@@ -136,9 +136,9 @@ def inherit(unit: AnyUnit, older: AnyUnit) -> Tensor:
     [0, 0, -1]
     """
     unit, older = unit.to("cpu"), older.to("cpu")
-    both = _has_row(unit) & _has_row(older)
+    both = _has_row(unit)[: len(older)] & _has_row(older)  # whoever joined since was in no circle
     votes = torch.zeros(unit.count, max(1, older.count), dtype=torch.int64)
-    votes.index_put_((unit.row[both], older.row[both]), torch.ones(1, dtype=torch.int64), accumulate=True)
+    votes.index_put_((unit.row[: len(older)][both], older.row[both]), torch.ones(1, dtype=torch.int64), accumulate=True)
     rows = torch.where(votes.any(1), votes.argmax(1), -1)
     if not older.count or type(unit) is not type(older):  # ids of circles and numbers of clients are not alike
         return rows

@@ -1,0 +1,306 @@
+"""A client that was not there joins a finished run: it gets its circles and a personal model, nobody else trains.
+
+What happens, step by step: the newcomer declares itself; the method says what it may have before it was heard; it
+trains with that (with nothing, where nothing is shared with strangers) and shows what came of it; the method gives it
+its circles (`Method.welcome`: by trait, by affinity, by routing, by labels); it visits a few times, that is, it takes
+part in rounds whose uploads the others never see; and where asked for it fine-tunes. Beside all this the same client is
+trained alone, at least as long: the bar.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedquilt.checkpoint import restore_federation, write_tensors, write_text
+from fedquilt.client import Client, ModelBuilder
+from fedquilt.data.splits import random_split
+from fedquilt.disk import RunFolder
+from fedquilt.federation import Federation
+from fedquilt.fleet import Fleet, Terms
+from fedquilt.messages import Down, Sent, Up
+from fedquilt.methods import Local
+from fedquilt.readouts.base import Look
+from fedquilt.run import rebuild, scenario_of
+from fedquilt.scenario import Scenario
+from fedquilt.server import Server
+from fedquilt.sharing import MixedUnit, Plan
+from fedquilt.training.evaluate import accuracy, confusion
+
+SPLITS = ("validation", "test")
+SHARES = (0.6, 0.1, 0.3)  # train, validation, test, where a file does not say
+
+
+@dataclass(frozen=True)
+class Onboarded:
+    """What a newcomer has: the plan with it as the last client, its personal model, and its scores.
+
+    `scores[name][split]` is the accuracy of "received" (its circles' values and its own private units), "adapted"
+    (after its last training), "fine-tuned" (where asked for) and "alone". `personal` names the one that `model` is.
+    """
+
+    name: str
+    plan: Plan
+    circles: Mapping[str, tuple[str, ...]]  # by unit, with whom it is shared; nobody: private
+    model: nn.Module
+    personal: str
+    scores: Mapping[str, Mapping[str, float]]
+    rounds: int  # of local training it took
+    rounds_alone: int
+
+    @property
+    def gain(self) -> float:
+        """Its personal model's accuracy on its test data, less that of the same client alone."""
+        return self.scores[self.personal]["test"] - self.scores["alone"]["test"]
+
+    @property
+    def better(self) -> bool:
+        """Whether joining was better than staying alone."""
+        return self.gain > 0
+
+    def save(self, folder: str | Path) -> Path:
+        """Keep its model and what is known of it in a directory."""
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        write_tensors(place / "model.safetensors", self.model.state_dict())
+        told = {
+            "client": self.name, "personal": self.personal, "scores": self.scores, "gain": self.gain,
+            "rounds": self.rounds, "rounds_alone": self.rounds_alone,
+            "circles": {unit: list(peers) for unit, peers in self.circles.items()},
+        }  # fmt: skip
+        write_text(place / "onboarded.json", json.dumps(told, indent=1) + "\n")
+        return place
+
+
+def onboard(
+    folder: str | Path,
+    newcomer: Client | str | Path,
+    *,
+    traits: Mapping[str, str] | None = None,
+    visits: int = 5,
+    fine_tune: int = 0,
+    scenario: Scenario | None = None,
+) -> Onboarded:
+    """Let a client join a finished run. The run's directory and its other clients stay as they are.
+
+    `newcomer` is a client, or a file of its data: `x_train, y_train` and, where there are, `x_validation, y_validation,
+    x_test, y_test`; or `x, y`, which are split. A file's client has the model of the run's client that is most like it.
+    `visits` rounds it takes part without being merged, `fine_tune` further ones it trains by itself. `scenario` is
+    needed where the run's was made by code of your own.
+
+    >>> import tempfile
+    >>> import fedquilt as fq
+    >>> everyone = fq.scenarios.build("digits", clients=9)
+    >>> others = fq.Scenario("others", everyone.clients[:-1], everyone.training, label_names=everyone.label_names)
+    >>> out = tempfile.mkdtemp()
+    >>> _ = fq.run(others, "modfl", rounds=2, alone=False, engine="sequential", out=out)
+    >>> joined = fq.onboard(out, everyone.clients[-1], visits=1, scenario=others)
+    >>> joined.circles["configuration"]                                # those with the same sensor
+    ('gen1-north-1', 'gen1-east-1', 'gen1-south-1', 'gen1-west-1')
+    """
+    if visits < 0 or fine_tune < 0:
+        raise ValueError(f"visits={visits}, fine_tune={fine_tune}: give numbers of rounds, 0 or more")
+    federation = finished(folder, scenario)
+    client = newcomer if isinstance(newcomer, Client) else read_client(newcomer, federation, traits)
+    if isinstance(newcomer, Client) and traits is not None:
+        raise ValueError(f"client '{client.name}' has traits of its own; give traits only with a file")
+    check(client, federation)
+    guest = _Guest(client, federation)
+    guest.introduce()
+    for _ in range(visits):
+        guest.visit()
+    rows = guest.fine_tuned(fine_tune) if fine_tune else None
+    scores, model = guest.measured(rows)
+    rounds_alone = max(federation.training.rounds, guest.rounds + fine_tune)
+    scores["alone"] = alone(client, federation, rounds_alone)
+    personal = "fine-tuned" if fine_tune else "received"
+    return Onboarded(
+        client.name, guest.server.plan, guest.circles(), model, personal, scores, guest.rounds + fine_tune, rounds_alone
+    )
+
+
+def finished(folder: str | Path, scenario: Scenario | None) -> Federation:
+    """The federation of a finished run as it was after its last round."""
+    place = RunFolder(folder)
+    known = place.read_settings()
+    if not place.finished:
+        raise ValueError(f"the run in '{folder}' is not finished; go on with it first: fedquilt resume {folder}")
+    federation = rebuild({**known, "engine": "sequential"}, scenario or scenario_of(known))
+    found, _ = place.look(federation)
+    if found is None:
+        raise ValueError(f"the run in '{folder}' has no checkpoint, so nobody can join it; run it again")
+    restore_federation(federation, *found)
+    return federation
+
+
+def read_client(path: str | Path, federation: Federation, traits: Mapping[str, str] | None) -> Client:
+    """The client of a file, with the model of the run's client that is most like it."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; give the newcomer's data as client.npz")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is not an .npz file of plain arrays ({error})") from None
+    if {"x", "y"} <= arrays.keys():
+        parts = random_split(arrays["y"], shares=SHARES, seed=federation.seed)
+        splits = {name: (arrays["x"][at], arrays["y"][at]) for name, at in zip(("train", *SPLITS), parts, strict=True)}
+    else:
+        names = [name for name in ("train", *SPLITS) if {f"x_{name}", f"y_{name}"} <= arrays.keys()]
+        splits = {name: (arrays[f"x_{name}"], arrays[f"y_{name}"]) for name in names}
+    if "train" not in splits or "test" not in splits:
+        raise ValueError(f"{path} holds {', '.join(arrays)}; give x_train, y_train, x_test and y_test, or x and y")
+    shape = tuple(splits["train"][0].shape[1:])
+    model = model_for(shape, traits or {}, federation, path.stem)
+    return Client(path.stem, model, splits["train"], splits.get("validation"), splits["test"], traits)
+
+
+def model_for(shape: tuple[int, ...], traits: Mapping[str, str], federation: Federation, name: str) -> ModelBuilder:
+    """The model of the client that has samples of this shape and the most traits in common."""
+    now = [client.at(federation.round) for client in federation.scenario.clients]
+    fitting = [client for client in now if tuple(client.train.x.shape[1:]) == shape]
+    if not fitting:
+        shapes = sorted({tuple(client.train.x.shape[1:]) for client in now})
+        raise ValueError(
+            f"client '{name}' has samples of shape {shape}, those of the run's clients have {shapes}; give data of "
+            "such a shape, or in Python a client with a model of its own"
+        )
+    return max(fitting, key=lambda client: len(set(client.traits.items()) & set(traits.items()))).model
+
+
+def check(client: Client, federation: Federation) -> None:
+    """Refuse a newcomer that the run cannot take."""
+    if client.name in federation.server.roster.names:
+        raise ValueError(f"the run already has a client '{client.name}'; give the newcomer another name")
+    classes = federation.scenario.classes
+    if max(client.labels) >= classes:
+        raise ValueError(
+            f"client '{client.name}' has label {max(client.labels)}, but the run knows labels up to {classes - 1}; "
+            "leave these samples out, or run again with all clients"
+        )
+    if len(client.test) == 0:
+        raise ValueError(f"client '{client.name}' has no test data, so nobody can say whether joining is better")
+    everybody = [set(member.traits) for member in federation.server.roster.members]
+    missing = sorted(set.intersection(*everybody) - client.traits.keys())
+    if missing:
+        raise ValueError(
+            f"client '{client.name}' declares no trait '{missing[0]}', as all clients of the run do; give it: "
+            f"--traits {missing[0]}=..."
+        )
+
+
+class _Guest:
+    """A newcomer at its own place, and the server that it talks to."""
+
+    def __init__(self, client: Client, federation: Federation) -> None:
+        scenario, self.federation = federation.scenario, federation
+        self.number = len(scenario.clients)
+        terms = Terms(
+            federation.method, federation.training, scenario.classes, federation.seed, scenario.common,
+            scenario.public_test,
+        )  # fmt: skip
+        self.fleet = Fleet([client], terms, federation.device, "sequential", numbers=[self.number])
+        self.server = self._welcomed(Sent(federation.round, ()))
+        self.rounds = 0
+
+    def introduce(self) -> None:
+        """Train with what strangers get, long enough to be judged where that is nothing; then be given circles."""
+        stranger = not self.server.down([self.number]).blocks
+        rounds = self.federation.training.rounds if stranger else 1
+        first = 0 if stranger else self.federation.round  # from scratch, or where the others are
+        for at in range(1, rounds + 1):
+            up = self._round(first + at, everything=at == rounds)
+        self.server = self._welcomed(Sent(self.federation.round, (up,), self._models, self.federation.server.held))
+
+    def visit(self) -> None:
+        """A round of the federation as it would be now, of which the others hear nothing."""
+        self._round(self.federation.round + 1 + self.rounds)
+
+    def fine_tuned(self, rounds: int) -> Tensor:
+        """(1, width) trained on from what it has after installing what it receives."""
+        (pair,) = self.fleet.looks({(self.number,): self._down()})
+        rows = pair[0].rows
+        for at in range(1, rounds + 1):
+            rows = self.fleet.fine_tune((self.number,), rows, self.federation.round + self.rounds + at)
+        return rows
+
+    def measured(self, rows: Tensor | None) -> tuple[dict[str, dict[str, float]], nn.Module]:
+        """Its scores, and its personal model: of the rows given, else what it has after installing what it receives."""
+        crew = self.fleet.crews[0]
+        (pair,) = self.fleet.looks({(self.number,): self._down()})
+        look = Look(*pair, predict=self.federation.method.predict)
+        names = ["received", "adapted"]
+        if rows is not None:
+            names.append("fine-tuned")
+            look.rows("fine-tuned", lambda: rows)
+        scores = {name: _scores(look, name) for name in names}
+        return scores, crew.family.model((pair[0].rows if rows is None else rows)[0].cpu())
+
+    def circles(self) -> dict[str, tuple[str, ...]]:
+        """With whom it shares each of its units."""
+        names, plan = self.server.roster.names, self.server.plan
+        found = {}
+        for unit in self.server.roster.members[-1].units:
+            shared = plan[unit]
+            if isinstance(shared, MixedUnit):
+                peers = shared.matrix[-1] > 0
+            else:
+                peers = (shared.circle == shared.circle[-1]) & (shared.circle >= 0)
+            found[unit] = tuple(names[i] for i in peers.nonzero()[:, 0].tolist() if i != self.number)
+        return found
+
+    def _welcomed(self, sent: Sent) -> Server:
+        """A copy of the run's server with the newcomer on it; `sent` is what it has to show."""
+        run = self.federation.server
+        server = copy(run)
+        server.shelves = [replace(shelf, value=shelf.value.clone(), known=shelf.known.clone()) for shelf in run.shelves]
+        server.welcome(self.fleet.members()[self.number], sent)
+        return server
+
+    def _round(self, round_: int, everything: bool = False) -> Up:
+        down = replace(self._down(), round=round_)
+        if everything:  # its whole model is looked at, as that of a client asked for everything is
+            units = self.fleet.crews[0].family.layout.units
+            down = replace(down, send={unit.name: torch.ones(1, dtype=torch.bool) for unit in units})
+        self.rounds += 1
+        return self.fleet.run(down)
+
+    def _down(self) -> Down:
+        return self.server.down([self.number])
+
+    def _models(self, sent: Sent, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Class probabilities of the newcomer's model on samples of the server's."""
+        family = self.fleet.crews[0].family
+        with torch.no_grad():
+            model = family.model(self.fleet.crews[0].rows[0].cpu())
+            outputs = model(x.cpu()).softmax(1)
+        known = self.federation.scenario.classes
+        return torch.tensor([self.number]), nn.functional.pad(outputs, (0, known - outputs.shape[1]))[None]
+
+
+def alone(client: Client, federation: Federation, rounds: int) -> dict[str, float]:
+    """The same client, trained by itself for so many rounds: its accuracy on its validation and test data."""
+    scenario = federation.scenario
+    terms = Terms(Local(), federation.training, scenario.classes, federation.seed)
+    fleet = Fleet([client], terms, federation.device, "sequential")
+    for at in range(1, rounds + 1):
+        fleet.run(Down(at, (0,), (), (), {}))
+    (pair,) = fleet.looks({(0,): Down(rounds + 1, (0,), (), (), {})})
+    return _scores(Look(*pair, predict=Local().predict), "adapted")
+
+
+def _scores(look: Look, which: str) -> dict[str, float]:
+    found = {}
+    for split in SPLITS:
+        table = look.table(split)
+        counts = confusion(look.scores(which, split).argmax(2), table.y, table.mask, look.received.classes)
+        found[split] = float(accuracy(counts)[0])
+    return found
