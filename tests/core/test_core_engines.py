@@ -282,6 +282,17 @@ def test_partial_participation(engine: str) -> None:
     same(rows_after(scenario, FedPer(), engine, 4), rows_after(scenario, FedPer(), rounds=4))
 
 
+def test_steps_that_a_client_does_not_take_cannot_hurt_it() -> None:
+    """The short client is done while the other goes on; at what it reached, its loss is infinite."""
+    x = torch.tensor([[3e38, 0.0, 0.0, 0.0]])
+    short = fq.Client("short", partial(nn.Linear, 4, 3), (x, [0]), labels=[0, 1, 2])
+    long = points(sizes=(7,)).clients[0]
+    scenario = fq.Scenario("s", [short, long], training=fq.Training(batch=1, lr=1.0), label_names="abc")
+    rows = {engine: rows_after(scenario, Local(), engine, 1)["short"] for engine in ("sequential", "vectorised")}
+    torch.testing.assert_close(rows["vectorised"], rows["sequential"], equal_nan=True)
+    assert bool(torch.isfinite(rows["vectorised"]).all())
+
+
 # --- what a result does not depend on --------------------------------------------------------------------------------
 
 

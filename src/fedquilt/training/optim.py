@@ -76,3 +76,18 @@ class Optimiser:
             amsgrad=False,
             maximize=False,
         )
+
+
+def hold_back(before: Tensor, after: Tensor, scale: Tensor) -> None:
+    """Scale a step, in place: `after` becomes before + scale * (after - before), and exactly `before` where scale is 0.
+
+    Exactly so even where the step went to infinity, which a product with 0 would turn into NaN.
+
+    >>> after = torch.tensor([3.0, float("inf")])
+    >>> hold_back(torch.tensor([1.0, 1.0]), after, torch.tensor([0.5, 0.0]))
+    >>> after
+    tensor([2., 1.])
+    """
+    scale = scale.expand_as(after)
+    torch.lerp(before, after, scale, out=after)
+    torch.where(scale == 0, before, after, out=after)

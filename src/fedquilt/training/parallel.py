@@ -34,8 +34,8 @@ def cores() -> int:
 
 
 def can_fork() -> bool:
-    """Whether this system can fork processes at all."""
-    return "fork" in multiprocessing.get_all_start_methods()
+    """Whether this process can fork others: the system must know how, and a daemon's children are forbidden."""
+    return "fork" in multiprocessing.get_all_start_methods() and not multiprocessing.current_process().daemon
 
 
 class Parallel:
@@ -47,7 +47,7 @@ class Parallel:
         if recipe.device.type != "cpu":
             raise ValueError("the engine 'parallel' is for the CPU; take engine='vectorised' on a GPU")
         if not can_fork():
-            raise ValueError("the engine 'parallel' forks processes, which this system cannot; take another engine")
+            raise ValueError("the engine 'parallel' forks processes, which cannot be done here; take another engine")
         self.recipe = recipe
         self.workers = min(workers or cores(), len(recipe.samples.count))
         self.processes: list[Any] = []

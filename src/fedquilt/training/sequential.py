@@ -12,7 +12,7 @@ from fedquilt.training.batches import Schedule, orders, seed_device
 from fedquilt.training.engine import Job, Recipe
 from fedquilt.training.layers import lenient
 from fedquilt.training.objective import Batch, Context
-from fedquilt.training.optim import Optimiser
+from fedquilt.training.optim import Optimiser, hold_back
 
 
 class Sequential:
@@ -75,7 +75,7 @@ class Sequential:
             before = None if scale is None else self.flat.clone()
             self.optimiser.step(gradients, job.lr)
             if before is not None and scale is not None:
-                torch.lerp(before, self.flat, scale.expand_as(self.flat), out=self.flat)
+                hold_back(before, self.flat, scale)
             total += loss.detach()
         row[: layout.parameters] = self.flat
         for name, (home, leaf) in self.slots.items():

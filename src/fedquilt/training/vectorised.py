@@ -22,7 +22,7 @@ from fedquilt.training.engine import Job, Recipe, memory_budget
 from fedquilt.training.graph import Graph, captures
 from fedquilt.training.layers import padding, prepare, stackable
 from fedquilt.training.objective import Batch, Context
-from fedquilt.training.optim import Optimiser
+from fedquilt.training.optim import Optimiser, hold_back
 
 _TRACE_AFTER = 12  # steps of one shape before tracing pays
 _MOST_STAGES = 64  # shapes of work whose memory and graphs are kept
@@ -234,7 +234,7 @@ class _Stage:
         else:
             before = self.parameters.clone()
             self.optimiser.step([gradients], self.lr_now())
-            torch.lerp(before, self.parameters, scale.expand_as(before), out=self.parameters)
+            hold_back(before, self.parameters, scale)
         self.losses += losses if moves is None else losses * moves
         if self.buffers.shape[1]:
             self.buffers.copy_(buffers if moves is None else torch.where(moves[:, None] > 0, buffers, self.buffers))
