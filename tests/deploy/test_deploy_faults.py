@@ -45,10 +45,19 @@ def spec_of(project: Project, method: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("method", "moment"),
     # There are 4 letters in each of 6 exchanges: the first asks who is there, the last is the end.
-    [("fedper", 2), ("fedper", 9), ("fedper", 22), ("feddl", 12), ("feddl", 17), ("score-sharing", 11)],
+    [
+        ("fedper", 2),
+        ("fedper", 9),
+        ("fedper", 22),
+        ("feddl", 12),
+        ("feddl", 17),
+        ("score-sharing", 11),
+        ("score-sharing", 14),
+    ],
 )
 def test_a_server_killed_at_any_moment_goes_on_to_the_same_end(tmp_path: Path, method: str, moment: int) -> None:
-    project = project_of(tmp_path / "fed")
+    how = {"unlike": True, "changes": True} if method == "score-sharing" else {}
+    project = project_of(tmp_path / "fed", **how)
     spec = spec_of(project, method)
     post = LocalPost(project)
     count = 0
@@ -64,7 +73,7 @@ def test_a_server_killed_at_any_moment_goes_on_to_the_same_end(tmp_path: Path, m
         lead(project, spec, post)
     lead(project, spec, LocalPost(project))  # everything anew, devices too
     folder = Path(spec["folder"])
-    expected = run(digits_with_public(), method, ROUNDS, device="cpu", engine="sequential", alone=False)
+    expected = run(digits_with_public(**how), method, ROUNDS, device="cpu", engine="sequential", alone=False)
     same_rows(lines(folder / "metrics.jsonl"), expected.rows)
     assert [line["round"] for line in lines(folder / "traffic.jsonl")] == list(range(1, ROUNDS + 1))
     plans = lines(folder / "plans.jsonl")

@@ -19,7 +19,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from fedquilt.client import Split, as_split
-from fedquilt.deploy.letters import Arrays, Text, read_down, read_terms, write_member, write_up
+from fedquilt.deploy.letters import LOOK, Arrays, Text, read_down, read_terms, write_member, write_up
 from fedquilt.deploy.node_client import load_client
 from fedquilt.deploy.node_state import LostState, NodeState
 from fedquilt.deploy.project import Node, plain_name, write_atomically
@@ -88,16 +88,22 @@ class Device:
             said: Text = {"round": down.round}
             go_to(fleet, down.round - 1)
             if text["evaluate"]:
-                said["counts"] = evaluate(fleet, down, text["readouts"], memory, text["last"])
+                look = self._look(arrays, text) if "look" in text else down
+                said["counts"] = evaluate(fleet, look, text["readouts"], memory, text["last"])
             answer: Arrays = {}
             if text["last"]:
                 self._write_model(fleet, down, text["run"])
-            if text["train"]:
+            else:
                 go_to(fleet, down.round)
                 answer, written = write_up(fleet.run(down), text["dtype"])
                 said |= written
             state.stage(text["token"], keep(fleet, memory), {"round": str(fleet.round)})
         return answer, said
+
+    def _look(self, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> Down:
+        """What the round before is looked at with, where the client is about to change."""
+        own = {name.removeprefix(LOOK): array for name, array in arrays.items() if name.startswith(LOOK)}
+        return read_down(own, text["look"])
 
     def _write_model(self, fleet: Fleet, down: Down, run: str) -> None:
         """The personal model that the client ends with: what all this was for."""

@@ -19,6 +19,7 @@ from fedquilt.training.settings import Training
 
 Arrays = dict[str, NDArray[Any]]
 Text = dict[str, Any]
+LOOK = "look/"  # before the names of arrays of a second message in a letter
 _VALUE, _TOLD, _REPORT = "value/", "told/", "report/"
 
 

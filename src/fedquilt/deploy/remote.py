@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt.client import Change, Client, Split
-from fedquilt.deploy.letters import Text, agree, read_up, stack, write_down, write_terms
+from fedquilt.deploy.letters import LOOK, Text, agree, read_up, stack, write_down, write_terms
 from fedquilt.deploy.node_state import FRESH
 from fedquilt.deploy.post import Post
 from fedquilt.deploy.project import Rounds, Transfer
@@ -41,7 +41,7 @@ class Exchange:
     """What one exchange of letters was: for the log and for `status`."""
 
     round: int
-    what: str  # "round", or "look" and "end" where clients only look at what they received
+    what: str  # "round", or "end" where clients only look at what they received
     attempt: int
     asked: list[str]
     answered: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ class RemoteFederation(Federation):
         start = time.perf_counter()
         round_ = self.round + 1
         due = evaluate and self.round > 0 and self.round % self.evaluate_every == 0
-        seen = self._look_before_changes(round_) if due else {}
+        looks = self._looks_before_changes(round_) if due else {}
         changed = self.fleet.changes(round_)
         if changed:
             self.server.declare(changed)
@@ -123,8 +123,7 @@ class RemoteFederation(Federation):
             needed = max(1, math.ceil(self.rounds.quorum * len(chosen)))
             asked = self._ask(chosen, needed)
             downs = {number: self.server.down([number]) for number in asked}
-            evaluating = {number for number in asked if due and number not in seen}
-            answers, counts, tokens = self._exchange(downs, attempt, evaluating)
+            answers, counts, tokens = self._exchange(downs, attempt, due, looks)
             if len(answers) >= needed:
                 break
         else:
@@ -136,8 +135,8 @@ class RemoteFederation(Federation):
         family = {n: i for i, crew in enumerate(self.fleet.crews) for n in crew.family.ids}
         self.server.merge(stack(round_, answers, family))
         self.accepted |= {self.names[number]: tokens[number] for number in answers}
-        evaluations = tuple(self._evaluations(round_ - 1, {**counts, **seen}))
-        refused = sum(sum(codes.values()) for codes in self.left_out.values())
+        evaluations = tuple(self._evaluations(round_ - 1, counts))
+        refused = int(self.server.refused.sum())
         seconds = time.perf_counter() - start
         return RoundReport(
             round_, self.training.rounds, self.server.plan, moved, evaluations, tuple(sorted(answers)), seconds, refused
@@ -147,18 +146,13 @@ class RemoteFederation(Federation):
         """The last letter: clients look at what they received in the end, and keep it."""
         asked = self._ask(tuple(range(len(self.names))))
         downs = {number: self.server.down([number]) for number in asked}
-        _, counts, _ = self._exchange(downs, 1, set(asked), train=False, last=True)
+        _, counts, _ = self._exchange(downs, 1, evaluate=True, last=True)
         return tuple(self._evaluations(self.round, counts))
 
-    def _look_before_changes(self, round_: int) -> dict[int, Counts]:
-        """Clients whose model or data change in a round look at the round before as they were then."""
+    def _looks_before_changes(self, round_: int) -> dict[int, Down]:
+        """What clients that change in a round must have to look at the round before as they were then."""
         changing = [n for n, client in enumerate(self.scenario.clients) if round_ in client.changes]
-        if not changing:
-            return {}
-        downs = {number: self.server.down([number]) for number in self._ask(changing)}
-        _, counts, tokens = self._exchange(downs, 1, set(downs), train=False)
-        self.accepted |= {self.names[number]: tokens[number] for number in counts}
-        return counts
+        return {number: self.server.down([number]) for number in changing}
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint must hold beside the server."""
@@ -172,7 +166,7 @@ class RemoteFederation(Federation):
     def model(self, client: str) -> nn.Module:
         """Not here: a client's personal model holds private units, and these never leave it."""
         raise ValueError(
-            f"the model of client '{client}' is on its own device, in the folder state of its client folder"
+            f"the model of client '{client}' is on its own device, in the folder models of its client folder"
         )
 
     def _ask(self, chosen: Sequence[int], needed: int = 0) -> list[int]:
@@ -188,15 +182,20 @@ class RemoteFederation(Federation):
             time.sleep(1)
 
     def _exchange(
-        self, downs: Mapping[int, Down], attempt: int, evaluating: set[int], train: bool = True, last: bool = False
+        self,
+        downs: Mapping[int, Down],
+        attempt: int,
+        evaluate: bool,
+        looks: Mapping[int, Down] | None = None,
+        last: bool = False,
     ) -> tuple[Answers, dict[int, Counts], dict[int, str]]:
         """Sends letters, checks what comes back, and leaves out what must be."""
         tokens = {number: secrets.token_hex(16) for number in downs}
         letters = {
-            self.names[n]: self._letter(down, tokens[n], n in evaluating, train, last) for n, down in downs.items()
+            self.names[n]: self._letter(down, (looks or {}).get(n), tokens[n], evaluate, last)
+            for n, down in downs.items()
         }
-        what = "round" if train else "end" if last else "look"
-        record = Exchange(self.round + 1, what, attempt, list(letters))
+        record = Exchange(self.round + 1, "end" if last else "round", attempt, list(letters))
         record.bytes_down = {name: len(letter) for name, letter in letters.items()}
         start = time.perf_counter()
         answers: Answers = {}
@@ -212,7 +211,7 @@ class RemoteFederation(Federation):
                 if answer.client in record.answered:
                     raise Refused("duplicate")
                 arrays, text = _open(answer.content, tokens[number], self.round + 1)
-                if train:
+                if not last:
                     sizes = {unit: int(size[number]) for unit, size in self._sizes().items()}
                     answers[number] = read_up(arrays, downs[number], sizes, self.transfer.largest_change)
                 counts[number] = text.get("counts", {})
@@ -243,9 +242,12 @@ class RemoteFederation(Federation):
             if code == "lost-state":
                 self.accepted[name] = FRESH
 
-    def _letter(self, down: Down, token: str, evaluate: bool, train: bool, last: bool) -> bytes:
+    def _letter(self, down: Down, look: Down | None, token: str, evaluate: bool, last: bool) -> bytes:
         name = self.names[down.ids[0]]
         arrays, text = write_down(down, self.transfer.dtype)
+        if look is not None:
+            more, text["look"] = write_down(look, self.transfer.dtype)
+            arrays |= {LOOK + name: array for name, array in more.items()}
         text |= {
             "kind": "round",
             "run": self.run_name,
@@ -256,7 +258,6 @@ class RemoteFederation(Federation):
             "dtype": self.transfer.dtype,
             "readouts": self.readout_names,
             "evaluate": evaluate,
-            "train": train,
             "last": last,
         }
         return pack(arrays, text)
