@@ -97,7 +97,8 @@ class Network:
 
     def __exit__(self, *_: object) -> None:
         for node in self.nodes.values():
-            node.supernode.process.terminate()  # all at once, then each in turn
+            if node.supernode.alive:
+                node.supernode.process.terminate()  # all at once, then each in turn
         for node in self.nodes.values():
             node.stop()
         self.server.__exit__(None, None, None)

@@ -48,6 +48,8 @@ def descendants(pid: int) -> list[int]:
 
 def cut_power(process: subprocess.Popen[bytes]) -> None:
     """Ends a machine: every process of it at once, without a word."""
+    if process.poll() is not None:
+        return  # its number may be another process's by now
     for pid in descendants(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -82,6 +84,7 @@ class Machines:
         return (self.project.folder / f"{name}.out").read_text()
 
     def end(self) -> None:
+        """Ends everything that still runs, politely first."""
         for process in self.running.values():
             process.terminate()
         for process in self.running.values():

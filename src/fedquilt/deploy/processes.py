@@ -87,22 +87,29 @@ class Service:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
-        return self.process.poll() is None
+        """Whether the process still runs. One that has ended is not reaped before `kill`, so that its number, which is
+        also that of its group, cannot become another's in the meantime."""
+        if self.process.returncode is not None:
+            return False
+        if not hasattr(os, "waitid"):  # macOS
+            return self.process.poll() is None
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def stop(self, patience: float = 10.0) -> None:
         """Asks the process to end, and ends it and what it started if it does not."""
+        end = time.monotonic() + patience
         if self.alive:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(patience)
+            os.kill(self.process.pid, signal.SIGTERM)
+        while self.alive and time.monotonic() < end:
+            time.sleep(0.05)
         self.kill()
 
     def kill(self) -> None:
         """Ends the process and everything in its group at once, as a power cut would."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def tail(self, lines: int = 15) -> str:
         """The end of the log, for an error message."""
