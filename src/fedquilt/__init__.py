@@ -3,8 +3,8 @@
 Names are imported on first use, so that what needs no tensors (`fedquilt --help`) does not wait for PyTorch.
 
 >>> import fedquilt as fq
->>> sorted(fq.METHODS)[:2]
-['fedavg', 'fedper']
+>>> "fedavg" in fq.METHODS
+True
 """
 
 import os
