@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedquilt.checkpoint import restore_federation, write_tensors, write_text
 from fedquilt.client import Client, ModelBuilder
 from fedquilt.data.splits import random_split
-from fedquilt.disk import RunFolder
+from fedquilt.disk import PLANS, RunFolder
 from fedquilt.federation import Federation
 from fedquilt.fleet import Fleet, Terms
 from fedquilt.messages import Down, Sent, Up
@@ -107,13 +107,13 @@ def onboard(
     """
     if visits < 0 or fine_tune < 0:
         raise ValueError(f"visits={visits}, fine_tune={fine_tune}: give numbers of rounds, 0 or more")
-    federation = finished(folder, scenario)
+    federation, settled = finished(folder, scenario)
     client = newcomer if isinstance(newcomer, Client) else read_client(newcomer, federation, traits)
     if isinstance(newcomer, Client) and traits is not None:
         raise ValueError(f"client '{client.name}' has traits of its own; give traits only with a file")
     check(client, federation)
     guest = _Guest(client, federation)
-    guest.introduce()
+    guest.introduce(settled)
     for _ in range(visits):
         guest.visit()
     rows = guest.fine_tuned(fine_tune) if fine_tune else None
@@ -126,18 +126,18 @@ def onboard(
     )
 
 
-def finished(folder: str | Path, scenario: Scenario | None) -> Federation:
-    """The federation of a finished run as it was after its last round."""
+def finished(folder: str | Path, scenario: Scenario | None) -> tuple[Federation, int]:
+    """The federation of a finished run as it was after its last round, and the round in which its plan last changed."""
     place = RunFolder(folder)
     known = place.read_settings()
     if not place.finished:
         raise ValueError(f"the run in '{folder}' is not finished; go on with it first: fedquilt resume {folder}")
     federation = rebuild({**known, "engine": "sequential"}, scenario or scenario_of(known))
-    found, _ = place.look(federation)
+    found, lines = place.look(federation)
     if found is None:
         raise ValueError(f"the run in '{folder}' has no checkpoint, so nobody can join it; run it again")
     restore_federation(federation, *found)
-    return federation
+    return federation, lines[PLANS][-1]["round"]
 
 
 def read_client(path: str | Path, federation: Federation, traits: Mapping[str, str] | None) -> Client:
@@ -211,10 +211,14 @@ class _Guest:
         self.server = self._welcomed(Sent(federation.round, ()))
         self.rounds = 0
 
-    def introduce(self) -> None:
-        """Train with what strangers get, long enough to be judged where that is nothing; then be given circles."""
+    def introduce(self, settled: int) -> None:
+        """Train with what strangers get, then be given circles.
+
+        Where that is nothing, a newcomer is judged by its model, and that has to be of the age that the others' were
+        when they were judged: until their plan had `settled`.
+        """
         stranger = not self.server.down([self.number]).blocks
-        rounds = self.federation.training.rounds if stranger else 1
+        rounds = settled if stranger else 1
         first = 0 if stranger else self.federation.round  # from scratch, or where the others are
         for at in range(1, rounds + 1):
             up = self._round(first + at, everything=at == rounds)

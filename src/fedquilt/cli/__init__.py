@@ -11,7 +11,7 @@ from typing import Annotated
 import click
 import typer
 
-from fedquilt.cli import catalogue, compare, data, demo, report, run
+from fedquilt.cli import catalogue, compare, data, demo, onboard, report, run
 from fedquilt.cli.settings import spread, with_port
 from fedquilt.cli.speak import complain, out, say_warnings
 from fedquilt.deploy.cli import deploy_app
@@ -31,6 +31,7 @@ app.command("run")(run.run)
 app.command("resume")(run.resume)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("onboard")(onboard.onboard)
 app.command("list")(catalogue.list_)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy_app, name="deploy")

@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedquilt.cli.speak import Refused, did_you_mean
 
-MANY = ("--set", "--sweep")  # options that take several words
+MANY = ("--set", "--sweep", "--traits")  # options that take several words
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 

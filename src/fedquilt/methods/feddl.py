@@ -10,8 +10,9 @@ Settled here, where the paper is silent or cannot be followed:
 - `linkage="component"` is the letter: with more than about ten clients, links below the mean join nearly everyone.
   `linkage="average"` cuts an agglomerative tree at the same threshold and does form groups.
 - Whoever is heard for the first time after a layer was grouped (a newcomer, section 7, or a client that was not chosen
-  then) joins, layer by layer, the group to which its mean divergence is the smallest, if that is not above the
-  threshold, the mean over the pairs of the group below and itself; else it is alone from there on. Others stay put.
+  then) joins, layer by layer, the closest group, if that is not farther off than the threshold, the mean over the pairs
+  of the group below and itself; else it is alone from there on. Others stay put. How far off a group is, is its closest
+  member (one link joins a component) or the mean over its members (average), as in grouping.
 - Whoever is alone in its group cannot be split off any more, so it is not asked for a whole model again. (Links up to
   the mean always leave the closest two of a group together: that every group has one member, the paper's early stop,
   happens only where models are of unlike shapes or give no finite answers.)
@@ -163,11 +164,11 @@ class FedDL(Method):
         divergence[known[:, None], known] = affinity(answers[known].to(probabilities.device)).cpu()
         state = {**state, "answers": answers, "heard": heard}
         for i in waiting:
-            state |= place(i, divergence, state, roster)
+            state |= place(i, divergence, state, roster, self.linkage)
         return state, divergence
 
 
-def place(i: int, divergence: Tensor, state: State, roster: Roster) -> State:
+def place(i: int, divergence: Tensor, state: State, roster: Roster, linkage: Linkage) -> State:
     """A client joins the closest group of each grouped layer while that is close enough, and then is alone."""
     circles, freqs = [c.clone() for c in state["circle"]], [f.clone() for f in state["freq"]]
     for layer, (circle, freq) in enumerate(zip(circles, freqs, strict=True)):
@@ -180,7 +181,8 @@ def place(i: int, divergence: Tensor, state: State, roster: Roster) -> State:
         if len(peers) == 0:
             continue
         groups = sorted(set(circle[peers].tolist()))
-        far = torch.stack([divergence[i, peers[circle[peers] == group]].nanmean() for group in groups])
+        away = [divergence[i, peers[circle[peers] == group]] for group in groups]
+        far = torch.stack([d.nan_to_num(torch.inf).min() if linkage == "component" else d.nanmean() for d in away])
         far = far.nan_to_num(torch.inf)
         everyone = torch.cat([peers, torch.tensor([i])])
         within = divergence[everyone[:, None], everyone]
