@@ -155,7 +155,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert main((*words, "--out", "r", "--json")) == 0
     new = fq.scenarios.build("digits", seed=1, clients=8).clients[1]
     train, test = new.train, new.test
-    np.savez("reader.npz", x_train=train.x.numpy(), y_train=train.y.numpy(), x_test=test.x.numpy(), y_test=test.y.numpy())
+    np.savez("reader.npz", x_train=train.x, y_train=train.y, x_test=test.x, y_test=test.y)
     capfd.readouterr()
     traits = ("--traits", "device=gen2", "cohort=north")
     assert main(("onboard", "r", "reader.npz", *traits, "--fine-tune", "1", "--json")) == 0
@@ -164,7 +164,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert told["circles"]["operation"] == ["gen1-north-1", "gen2-north-1"]
     assert told["gain"] == pytest.approx(told["scores"]["fine-tuned"]["test"] - told["scores"]["alone"]["test"])
     assert sorted(path.name for path in Path("r/onboarded/reader").iterdir()) == ["model.safetensors", "onboarded.json"]
-    np.savez("whole.npz", x=train.x.numpy(), y=train.y.numpy())
+    np.savez("whole.npz", x=train.x, y=train.y)
     assert main(("onboard", "r", "whole.npz", *traits, "--visits", "1")) == 0
     out = capfd.readouterr().out
     assert "staying alone" in out

@@ -16,6 +16,7 @@ from torch import nn
 
 import fedquilt as fq
 from fedquilt.checkpoint import Damaged, from_plain, load, save, to_plain
+from fedquilt.cli.report import comparisons
 from fedquilt.disk import DiskFull, RunFolder
 from fedquilt.lock import Held, Lock
 from fedquilt.methods import METHODS, FedAvg, FedMN, FedPer, ModFL
@@ -231,6 +232,17 @@ def test_models_come_back_as_they_were(tmp_path: Path) -> None:
         assert not model.training
     with pytest.raises(KeyError, match="no client 'c9'"):
         fq.load_model(tmp_path / "run", "c9")
+
+
+def test_the_clients_alone_inside_a_run_are_its_bar_in_reports(tmp_path: Path) -> None:
+    result = fq.run(build(), "modfl", rounds=2, out=tmp_path / "run", **{**QUICK, "alone": True})
+    table = comparisons([tmp_path / "run"], None, None)["tiny"]
+    (row,) = table.rows
+    assert row.gain is not None
+    assert row.gain.mean == pytest.approx(result.summary["gain_over_alone"])
+    assert row.share_gaining == pytest.approx(result.summary["share_gaining"])
+    assert result.alone is not None
+    assert result.alone.folder == tmp_path / "run" / "alone"
 
 
 def test_no_pickles_anywhere(tmp_path: Path) -> None:

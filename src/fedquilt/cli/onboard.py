@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Data = Annotated[
     Path,
-    typer.Argument(metavar="CLIENT.npz", help="Its data: x_train, y_train, x_test, y_test (x_validation too); or x, y."),
+    typer.Argument(metavar="CLIENT.npz", help="Its data: x_train, y_train, x_test, y_test, ...; or x, y."),
 ]
 Traits = Annotated[
     list[str] | None, typer.Option("--traits", metavar="KEY=VALUE...", help="What it declares, as the others do.")
