@@ -151,7 +151,8 @@ class RunFolder:
         known = {}
         for number, client in enumerate(federation.scenario.clients):
             file = f"{number:05d}.safetensors"
-            write_tensors(folder / file, federation.model(client.name).state_dict())
+            # not synced one by one, which takes long with many clients: they can be made again from the checkpoint
+            write_tensors(folder / file, federation.model(client.name).state_dict(), sync=False)
             now = client.at(federation.round)
             known[client.name] = {
                 "file": file,

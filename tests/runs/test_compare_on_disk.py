@@ -84,6 +84,17 @@ def test_ctrl_c_keeps_the_round_and_says_how_to_go_on() -> None:
     assert "Traceback" not in err
 
 
+def test_runs_that_are_not_over_are_left_out_of_tables(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    jobs = sweep("digits", ["local", "fedavg"], Choices(seeds=(0, 1)), [])
+    for job in jobs:
+        write(tmp_path / "c", job, 0.5, 0.5)
+    next((tmp_path / "c").glob("fedavg-*-seed1/summary.json")).unlink()
+    assert main(("report", "c", "--format", "csv")) == 0
+    told = capfd.readouterr()
+    assert "not finished: 1 of 4 runs" in told.err
+    assert told.out.splitlines()[1].endswith(",2,1")  # two clients, one seed that both methods have
+
+
 def wait_for(holds: Any, seconds: float = 90.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
@@ -135,7 +146,8 @@ def write(folder: Path, job: Job, validation: float, test: float) -> None:
         for client, more in (("a", -0.1), ("b", 0.1))
     ]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (place / "summary.json").write_text(json.dumps({"readout": "received", "split": "test", "seed": job.seed}))
+    told = {"scenario": "digits", "method": job.name, "readout": "received", "split": "test", "seed": job.seed}
+    (place / "summary.json").write_text(json.dumps(told))
 
 
 def test_the_choice_is_made_on_validation_data_alone(tmp_path: Path) -> None:

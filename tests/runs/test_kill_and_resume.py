@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ from run_help import SETTINGS, build, contents, dies, kill_me
 
 import fedquilt as fq
 from fedquilt.disk import RunFolder
+from fedquilt.federation import RoundReport
 from fedquilt.fleet import Fleet
 from fedquilt.methods import METHODS
+from fedquilt.training.choose import ENGINES
 
 READOUTS = ("received", "adapted", "best-of-last-2")
 
@@ -93,6 +97,49 @@ def test_every_method_goes_on_to_the_same_bits(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(method, tmp_path, monkeypatch, kills=2)
+
+
+def test_engines_that_were_found_out_are_not_found_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(federation: fq.Federation, report: RoundReport) -> None:
+        if report.round == 3:
+            raise RuntimeError("gone")
+
+    options: dict[str, Any] = {"alone": False, "checkpoint_every": 1, "out": tmp_path, "engine": "auto"}
+    with monkeypatch.context() as patch:
+        patch.setattr("fedquilt.fleet.choose", lambda name, recipe, rows, extras: ENGINES["sequential"](recipe))
+        with pytest.raises(RuntimeError, match="gone"):
+            fq.run(build(), "fedavg", callbacks=[end], **options)
+    monkeypatch.setattr("fedquilt.fleet.choose", lambda *_: pytest.fail("the engines were known"))
+    result = fq.resume(tmp_path, build())
+    assert (result.summary["engine"], result.federation.fleet.engine_name) == ("sequential", "auto")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+def test_a_killed_run_leaves_no_workers_behind_and_is_free_to_go_on(tmp_path: Path) -> None:
+    def end(federation: fq.Federation, report: RoundReport) -> None:
+        if report.round == 3:
+            (tmp_path / "workers").write_text(" ".join(str(p.pid) for p in multiprocessing.active_children()))
+            kill_me()
+
+    options: dict[str, Any] = {"alone": False, "checkpoint_every": 1, "engine": "parallel"}
+    assert dies(lambda: fq.run(build(), "fedavg", callbacks=[end], out=tmp_path / "run", **options)) == -9
+    fq.resume(tmp_path / "run", build())  # at once: the lock died with its owner
+    workers = [int(number) for number in (tmp_path / "workers").read_text().split()]
+    assert workers
+    patience = time.monotonic() + 10
+    while any(alive(number) for number in workers):
+        assert time.monotonic() < patience, f"workers {workers} are still there"
+        time.sleep(0.05)
+    fq.run(build(), "fedavg", out=tmp_path / "whole", **options)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
+def alive(number: int) -> bool:
+    """Whether there is such a process, other than one that is over and waits to be noticed."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize("method", ["fedavg", "score-sharing"])

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from fedquilt.cli.comparison import check_form, show
-from fedquilt.cli.speak import Refused, out
+from fedquilt.cli.speak import Refused, note, out
 
 if TYPE_CHECKING:
     from fedquilt.report.compare import Comparison
@@ -59,12 +59,16 @@ def tables(folders: list[Path], form: str, to: Path | None, reference: str | Non
 
 
 def comparisons(folders: list[Path], reference: str | None, target: float | None) -> dict[str, Comparison]:
-    """The comparison of the methods of each scenario that the runs are of."""
+    """The comparison of the methods of each scenario that the runs are of; what is still going on is left out."""
     from fedquilt.report.figures import grouped
     from fedquilt.report.files import read_run, run_folders
     from fedquilt.report.views import compared, measured
 
-    runs = [read_run(path) for folder in folders for path in run_folders(folder)]
+    paths = [path for folder in folders for path in run_folders(folder)]
+    over = [path for path in paths if (path / "summary.json").is_file()]
+    if over and len(over) < len(paths):
+        note(f"left out, since they are not finished: {len(paths) - len(over)} of {len(paths)} runs")
+    runs = [read_run(path) for path in over or paths]
     found = {}
     for name in dict.fromkeys(run.scenario for run in runs):
         table = compared(measured(grouped([run for run in runs if run.scenario == name])), reference, target)
