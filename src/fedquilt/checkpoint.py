@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -107,7 +108,8 @@ def federation_state(federation: Federation, tensors: Tensors) -> dict[str, Any]
     fleet = federation.fleet
     text: dict[str, Any] = {"server": server_state(federation.server, tensors), "memory": [], "families": []}
     for i, crew in enumerate(fleet.crews):
-        tensors[f"rows/{i}"] = crew.rows
+        seen = [at for at in range(len(crew.clients)) if at not in crew.rest.fresh]
+        tensors[f"seen/{i}"], tensors[f"rows/{i}"] = torch.tensor(seen, dtype=torch.int64), crew.rest.take(seen)
         known = fleet._known.get(id(crew.family.template))
         text["families"].append({"known": known, "at_once": crew.at_once, "engine": crew.engine is not None})
     for ids, memory in federation.memory.items():
@@ -125,10 +127,10 @@ def restore_federation(federation: Federation, tensors: Mapping[str, Tensor], te
     if len(text["families"]) != len(fleet.crews):
         raise Damaged("the checkpoint is of other models than the scenario now has; it was left as it is")
     for i, (crew, how) in enumerate(zip(fleet.crews, text["families"], strict=True)):
-        rows = tensors.get(f"rows/{i}")
-        if rows is None or rows.shape != crew.rows.shape:
+        rows, seen = tensors.get(f"rows/{i}"), tensors.get(f"seen/{i}")
+        if rows is None or seen is None or rows.shape[1] != crew.family.layout.width or len(seen) > len(crew.clients):
             raise Damaged("the checkpoint is of other models than the scenario now has; it was left as it is")
-        crew.rows.copy_(rows)
+        crew.rest.put(seen.tolist(), rows)
         crew.at_once = how["at_once"]
         if how["known"] is not None:
             fleet._known[id(crew.family.template)] = (how["known"][0], how["known"][1])

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedquilt.client import Client, Split
 from fedquilt.messages import Block, Down
 from fedquilt.methods.base import Lesson
+from fedquilt.rest import Rest
 from fedquilt.stacks import Family
 from fedquilt.training.engine import Engine, Samples
 from fedquilt.view import Table, where_public
@@ -18,11 +19,11 @@ from fedquilt.view import Table, where_public
 
 @dataclass
 class Crew:
-    """A family at work: its clients, their rows at rest, their training samples and their engine."""
+    """A family at work: its clients, their rows, their training samples and their engine."""
 
     family: Family
     clients: tuple[Client, ...]
-    rows: Tensor  # (k, width)
+    rest: Rest
     samples: Samples
     tables: dict[str, Table]
     engine: Engine | None = None
@@ -30,6 +31,11 @@ class Crew:
     lesson: Lesson | None = None
     teacher: Engine | None = None
     tried: bool = False  # whether the model has been seen to take these samples and labels
+
+    @property
+    def rows(self) -> Tensor:
+        """(k, width) everyone's row itself."""
+        return self.rest.all()
 
 
 def table_of(clients: Sequence[Client], split: str, public: Sequence[Split]) -> Table:
@@ -57,7 +63,7 @@ def blocks_of(family: Family, rows: Tensor, send: Mapping[str, Tensor]) -> tuple
     groups: list[tuple[Tensor, list[str]]] = []
     for unit, senders in send.items():
         for other, units in groups:
-            if torch.equal(other, senders):
+            if other is senders or torch.equal(other, senders):
                 units.append(unit)
                 break
         else:

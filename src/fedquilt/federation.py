@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from fedquilt.readouts import READOUTS, Look, Readout
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
-from fedquilt.sharing import Plan, Rule, Traffic, mean
+from fedquilt.sharing import Plan, Rule, Traffic, mean, traffic
 from fedquilt.stacks import Family
 from fedquilt.training.batches import key_of
 from fedquilt.training.evaluate import confusion
@@ -34,11 +35,16 @@ class RoundReport:
     round: int
     rounds: int
     plan: Plan
-    traffic: Traffic
+    moved: Callable[[], Traffic]
     evaluations: tuple[Evaluation, ...]
     participants: tuple[int, ...]
     seconds: float
-    refused: int
+    refused: int  # updates left out so far
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What the round moved, from its plan: counted when somebody asks."""
+        return self.moved()
 
 
 Callback = Callable[["Federation", RoundReport], None]
@@ -105,7 +111,7 @@ class Federation:
             if changed:
                 self.server.declare(changed)
             chosen = self.choose(round_)
-            moved = self.server.traffic(chosen)
+            moved = partial(traffic, self.server.plan, self.server.sizes, chosen)
             self.server.merge([self.fleet.run(self.server.down(ids)) for ids in self.fleet.families(chosen)])
             last = round_ == self.training.rounds
             due = evaluate and (last or round_ % self.evaluate_every == 0)

@@ -17,8 +17,9 @@ from fedquilt.client import Client, Split
 from fedquilt.crew import Crew, blocks_of, covers, resting_of, scale_of, table_of
 from fedquilt.messages import Down, Member, Up
 from fedquilt.methods.base import Lesson, Method, Prepared
+from fedquilt.rest import Rest
 from fedquilt.sharing import install
-from fedquilt.stacks import Family, Signature, families
+from fedquilt.stacks import Family, Layout, Signature, families
 from fedquilt.training.batches import key_of
 from fedquilt.training.check import check_model
 from fedquilt.training.choose import ENGINES, choose, how_many_at_once
@@ -98,7 +99,7 @@ class Fleet:
         for crew in sorted(self.crews, key=lambda crew: min(crew.family.ids)):
             layout = crew.family.layout
             for unit in layout.units:
-                value = layout.take(crew.rows[:1], unit.name)[0].clone()
+                value = layout.take(crew.rest.take([0]), unit.name)[0].clone()
                 first.setdefault((unit.name, layout.signatures[unit.name]), value)
         return first
 
@@ -119,9 +120,10 @@ class Fleet:
 
     def families(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
         """The chosen clients, family by family."""
-        wanted = set(chosen)
-        groups = [tuple(i for i in crew.family.ids if i in wanted) for crew in self.crews]
-        return [group for group in groups if group]
+        groups: dict[int, list[int]] = {}
+        for i in sorted(chosen):
+            groups.setdefault(self.home[i][0], []).append(i)
+        return [tuple(ids) for _, ids in sorted(groups.items())]
 
     def _muster(self, fresh: Set[int]) -> None:
         """Group the clients as they are now into families. They keep their numbers, except those with fresh models."""
@@ -133,18 +135,29 @@ class Fleet:
         self.crews, self.home = [], {}
         for index, family in enumerate(families(modules, units, shapes)):
             clients = tuple(now[n] for n in family.ids)
-            rows = self._first_rows(family, modules)
+            rest = self._first_rows(family, modules)
             for at, n in enumerate(family.ids):
                 self.home[n] = (index, at)
                 if n in home:
-                    self._keep(before[home[n][0]], home[n][1], family, rows[at], modules[n], n in fresh)
+                    self._keep(before[home[n][0]], home[n][1], family, rest, at, modules[n], n in fresh)
             same = [c for c in before if c.family.ids == family.ids and _labels(c.clients) == _labels(clients)]
             tables = {split: table for crew in same for split, table in crew.tables.items() if split != "train"}
-            self.crews.append(Crew(family, clients, rows, self._samples(clients), tables))
+            self.crews.append(Crew(family, clients, rest, self._samples(clients), tables))
 
-    def _keep(self, old: Crew, at: int, family: Family, row: Tensor, module: nn.Module, fresh: bool) -> None:
-        """Write into a client's first row, (width,), what it had before, but for what new labels or models decide."""
-        had, layout = old.rows[at].to(row.device), family.layout
+    def _keep(
+        self, old: Crew, was: int, family: Family, rest: Rest, at: int, module: nn.Module, fresh: bool
+    ) -> None:  # fmt: skip
+        """Write into a client's first row what it had before, but for what new labels or models decide."""
+        first, (had,), layout = rest.take([at]), old.rest.take([was]).to(rest.device), family.layout
+        row = first[0].clone()
+        self._write_old(old, was, had, layout, row, module, fresh)
+        if was not in old.rest.fresh or not torch.equal(row, first[0]):
+            rest.put([at], row[None])
+
+    def _write_old(
+        self, old: Crew, at: int, had: Tensor, layout: Layout, row: Tensor, module: nn.Module, fresh: bool
+    ) -> None:  # fmt: skip
+        """Write what a client had, (width,) in the old layout, into its new row, in place."""
         if not fresh and old.family.layout.key() == layout.key():
             earlier = self._module(old.clients[at])
             first = row if earlier is module else layout.row(earlier).to(row.device)
@@ -172,19 +185,15 @@ class Fleet:
     def _member(self, client: Client, units: Mapping[str, Signature]) -> Member:
         return Member(client.name, client.samples, client.traits, client.labels, units, self.terms.public_counts)
 
-    def _first_rows(self, family: Family, modules: Mapping[int, nn.Module]) -> Tensor:
-        """(k, width) rows at rest: on the device where they take a quarter of it at most, else in host memory."""
+    def _first_rows(self, family: Family, modules: Mapping[int, nn.Module]) -> Rest:
+        """Rows at rest: on the device where they take a quarter of it at most, else in host memory."""
         bytes_ = len(family.ids) * family.layout.width * 4
         total = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else 0
         device = self.device if bytes_ * 4 <= total else torch.device("cpu")
-        made: dict[int, Tensor] = {}
-        rows = torch.empty(len(family.ids), family.layout.width, device=device)
-        for at, n in enumerate(family.ids):
-            key = id(modules[n])
-            if key not in made:
-                made[key] = family.layout.row(modules[n]).to(device)
-            rows[at] = made[key]
-        return rows
+        made = {id(modules[n]): modules[n] for n in family.ids}  # clients may share a module
+        place = {key: at for at, key in enumerate(made)}
+        first = torch.stack([family.layout.row(module) for module in made.values()])
+        return Rest(first, [place[id(modules[n])] for n in family.ids], device)
 
     def _samples(self, clients: Sequence[Client]) -> Samples:
         counts = [client.samples for client in clients]
@@ -204,14 +213,13 @@ class Fleet:
         """A round of some clients of one family: receive, install, train, send."""
         crew = self.crews[self.home[down.ids[0]][0]]
         places = [self.home[i][1] for i in down.ids]
-        everybody = places == list(range(len(crew.family.ids))) and crew.rows.device == self.device
-        index = torch.tensor(places, device=crew.rows.device)
+        everybody = places == list(range(len(crew.family.ids))) and crew.rest.device == self.device
         if everybody:
-            rows = crew.rows
+            rows = crew.rest.all()
         elif covers(crew.family, down):  # all of a row is replaced by what was received: it need not be fetched
             rows = torch.empty(len(places), crew.family.layout.width, device=self.device)
         else:
-            rows = crew.rows[index].to(self.device)
+            rows = crew.rest.take(places).to(self.device)
         self.install(crew.family, rows, down)
         view = self.view(crew, down.ids, rows, down)
         prepared = self.terms.method.prepare(view)
@@ -219,7 +227,7 @@ class Fleet:
         reports = dict(self.terms.method.report(view))
         reports["loss"] = loss
         if not everybody:
-            crew.rows[index] = rows.to(crew.rows.device)
+            crew.rest.put(places, rows)
         return Up(down.round, down.ids, blocks_of(crew.family, rows, down.send), reports)
 
     def install(self, family: Family, rows: Tensor, down: Down) -> None:
@@ -229,35 +237,35 @@ class Fleet:
                 own.copy_(received if pull is None else install(own, received, pull.to(rows.device)))
 
     def _train(self, crew: Crew, rows: Tensor, places: list[int], round_: int, prepared: Prepared) -> Tensor:
-        self._try(crew)
-        recipe = self._recipe(crew)
-        extras = dict(prepared.extras)
+        engine = crew.engine or self._start(crew, rows, prepared.extras)
         scale = scale_of(crew.family, prepared.rates, len(rows))
-        template = id(crew.family.template)
-        if crew.engine is None and template in self._known:  # clients changed, but how to train such models is known
-            kind, crew.at_once = self._known[template]
-            crew.engine = ENGINES[kind](recipe)
-        if crew.at_once == 0:
-            crew.at_once = self.clients_at_once or how_many_at_once(recipe, extras)
-        step = crew.at_once
-        if crew.engine is None:
-            few = {name: value[:step] for name, value in extras.items()}
-            names = self.engine_name.split(",")  # one for all families, or one each
-            name = names[self.crews.index(crew) % len(names)]
-            crew.engine = choose(name, recipe, rows[: min(step, len(crew.clients))], few)
-            self._known[template] = (crew.engine.name, step)
         if prepared.lesson is not None:
-            self._teach(crew, prepared.lesson, recipe, rows, places, round_, scale)
+            self._teach(crew, prepared.lesson, rows, places, round_, scale)
         rest = resting_of(crew.family, prepared.rates, rows)
-        loss = self._work(crew.engine, step, rows, places, round_, scale, extras)
+        loss = self._work(engine, crew.at_once, rows, places, round_, scale, prepared.extras)
         for now, before, still in rest:
             now.copy_(torch.where(still[:, None], before, now))
         return loss
 
+    def _start(self, crew: Crew, rows: Tensor, extras: Mapping[str, Tensor]) -> Engine:
+        """Try a crew's models, and find the engine that trains them."""
+        self._try(crew)
+        recipe, template = self._recipe(crew), id(crew.family.template)
+        if template in self._known:  # clients changed, but how to train such models is known
+            kind, crew.at_once = self._known[template]
+            crew.engine = ENGINES[kind](recipe)
+            return crew.engine
+        crew.at_once = step = self.clients_at_once or how_many_at_once(recipe, dict(extras))
+        names = self.engine_name.split(",")  # one for all families, or one each
+        name = names[self.crews.index(crew) % len(names)]
+        few = {name: value[:step] for name, value in extras.items()}
+        crew.engine = choose(name, recipe, rows[: min(step, len(crew.clients))], few)
+        self._known[template] = (crew.engine.name, step)
+        return crew.engine
+
     def _teach(
-        self, crew: Crew, lesson: Lesson, recipe: Recipe, rows: Tensor, places: list[int], round_: int,
-        scale: Tensor | None,
-    ) -> None:  # fmt: skip
+        self, crew: Crew, lesson: Lesson, rows: Tensor, places: list[int], round_: int, scale: Tensor | None
+    ) -> None:
         """Train rows, in place, on samples that all clients hold."""
         last = crew.lesson
         assert crew.engine is not None
@@ -268,8 +276,8 @@ class Fleet:
             k = len(crew.clients)
             keys = tuple(key_of(self.terms.seed, client.name, "lesson") for client in crew.clients)
             samples = Samples(lesson.x, lesson.y, (0,) * k, (len(lesson.y),) * k, keys).to(self.device)
-            how = replace(recipe.training, epochs=lesson.epochs)
-            recipe = replace(recipe, samples=samples, training=how, objective=lesson.objective)
+            how = replace(self.terms.training, epochs=lesson.epochs)
+            recipe = replace(self._recipe(crew), samples=samples, training=how, objective=lesson.objective)
             crew.lesson, crew.teacher = lesson, ENGINES[crew.engine.name](recipe)
         self._work(crew.teacher, crew.at_once, rows, places, round_, scale, lesson.extras)
 
@@ -290,7 +298,7 @@ class Fleet:
                 {name: value[part].to(rows.device) for name, value in extras.items()},
             )
             losses.append(engine.train(job))
-        return torch.cat(losses)
+        return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     def _recipe(self, crew: Crew) -> Recipe:
         objective, training = self.terms.method.objective(), self.terms.training
@@ -317,8 +325,6 @@ class Fleet:
     ) -> StackView:  # fmt: skip
         """What a method's client half sees of some clients; `installed`: what was received is in the rows."""
         places = [self.home[i][1] for i in ids]
-        clients = [crew.clients[at] for at in places]
-
         def tables(split: str) -> Table:
             whole = self._table(crew, split)
             if places == list(range(len(crew.clients))):
@@ -328,7 +334,7 @@ class Fleet:
         return StackView(
             family=crew.family,
             ids=ids,
-            names=tuple(client.name for client in clients),
+            clients=[crew.clients[at] for at in places],
             round=down.round if down is not None else (self.round if round_ is None else round_),
             rounds=self.terms.training.rounds,
             epochs=self.terms.training.epochs,
@@ -340,9 +346,6 @@ class Fleet:
             common=self.terms.common,
             public_test=self.terms.public_test,
             vectorised=crew.engine is not None and crew.engine.name == "vectorised",
-            traits=tuple(client.traits for client in clients),
-            labels=tuple(client.labels for client in clients),
-            samples=tuple(client.samples for client in clients),
             installed=installed,
         )
 
@@ -357,7 +360,7 @@ class Fleet:
         for ids, message in down.items():
             crew = self.crews[self.home[ids[0]][0]]
             self._try(crew)
-            own = crew.rows[torch.tensor([self.home[i][1] for i in ids], device=crew.rows.device)].to(self.device)
+            own = crew.rest.take([self.home[i][1] for i in ids]).to(self.device)
             received = own.clone()
             self.install(crew.family, received, message)
             pairs.append((self.view(crew, ids, received, message), self.view(crew, ids, own, message, installed=False)))
@@ -367,7 +370,7 @@ class Fleet:
         """A client's personal model: what it has, after installing what is sent to it."""
         index, at = self.home[number]
         crew = self.crews[index]
-        row = crew.rows[at : at + 1].to(self.device, copy=True)
+        row = crew.rest.take([at]).to(self.device)
         if down is not None:
             self.install(crew.family, row, down)
         return crew.family.model(row[0].cpu())

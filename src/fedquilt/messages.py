@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -138,9 +139,13 @@ class Up:
         for block in self.blocks:
             value = block.columns(units)
             if value is not None:
-                ids = torch.tensor(self.ids)
-                return ids if block.places is None else ids[block.places], value
+                return self.numbers if block.places is None else self.numbers[block.places], value
         return None
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """(k,) the clients' numbers as a tensor."""
+        return torch.tensor(self.ids)
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ class Sent:
     @property
     def ids(self) -> Tensor:
         """(k,) the clients that took part."""
-        return torch.tensor([i for up in self.ups for i in up.ids])
+        return torch.cat([up.numbers for up in self.ups]) if self.ups else torch.zeros(0, dtype=torch.int64)
 
     @property
     def units(self) -> list[str]:

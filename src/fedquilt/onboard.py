@@ -284,7 +284,7 @@ class _Guest:
         """Class probabilities of the newcomer's model on samples of the server's."""
         family = self.fleet.crews[0].family
         with torch.no_grad():
-            model = family.model(self.fleet.crews[0].rows[0].cpu())
+            model = family.model(self.fleet.crews[0].rest.take([0])[0].cpu())
             outputs = model(x.cpu()).softmax(1)
         known = self.federation.scenario.classes
         return torch.tensor([self.number]), nn.functional.pad(outputs, (0, known - outputs.shape[1]))[None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from fedquilt.methods.base import Method, State
 from fedquilt.sharing import AnyUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, merge_unit, traffic
 from fedquilt.stacks import Signature
 
+_COUNT_AFTER = 64  # rounds whose left-out updates wait to be counted
 Key = tuple[str, Signature]  # a unit in one of the shapes it comes in
 
 
@@ -54,6 +56,27 @@ def _size(signature: Signature) -> int:
     return sum(int(torch.Size(shape).numel()) for shape in signature)
 
 
+class _Some:
+    """Takes the part of some clients out of tensors over all of them, (K, ...); everybody's part is the tensor."""
+
+    def __init__(self, ids: tuple[int, ...], everyone: int) -> None:
+        self.ids = ids
+        self.everybody = len(ids) == everyone and ids == tuple(range(everyone))
+        self.places: dict[torch.device, Tensor] = {}
+
+    def __call__(self, whole: Tensor) -> Tensor:
+        if self.everybody:
+            return whole
+        if whole.device not in self.places:
+            self.places[whole.device] = torch.tensor(self.ids).to(whole.device, non_blocking=True)
+        return whole[self.places[whole.device]]
+
+    @cached_property
+    def all(self) -> Tensor:
+        """(k,) true for each of them."""
+        return torch.ones(len(self.ids), dtype=torch.bool)
+
+
 class Server:
     """Writes plans, merges what is sent, and hands each client the values of its circles.
 
@@ -73,7 +96,8 @@ class Server:
         self.method, self.roster, self.rule, self.models = method, roster, method.merging(rule), models
         self.device = torch.device(device)
         self.round = 0
-        self.refused = torch.zeros(len(roster), dtype=torch.int64, device=self.device)
+        self._refused = torch.zeros(len(roster), dtype=torch.int64, device=self.device)
+        self._left_out: list[list[tuple[Tensor, Tensor]]] = []  # by round: who sent, and whose copies were not finite
         self.state: State
         self.state, self.plan = method.begin(roster)
         self.plan.check(roster.signatures(), roster.names)
@@ -90,28 +114,26 @@ class Server:
         """What clients of one architecture receive now: values of their circles, and what to send after training."""
         ids = tuple(ids)
         has = self.roster.members[ids[0]].units
-        everybody = len(ids) == len(self.roster) and ids == tuple(range(len(ids)))
-        places = None if everybody else torch.tensor(ids)
-        here = None if places is None else places.to(self.device, non_blocking=True)
+        of = _Some(ids, len(self.roster))
         blocks: list[Block] = []
         pulls: list[Tensor | None] = []
         for shelf in self.shelves:
             if any(has.get(unit) != signature for unit, signature in shelf.keys):
                 continue
-            receives = shelf.plan.receives if places is None else shelf.plan.receives[places]
-            if not bool(receives.any()):
+            plan = shelf.plan
+            receives = None if plan.for_all else of(plan.receives)
+            if receives is not None and not bool(receives.any()):
                 continue
-            plan = shelf.plan.to(self.device)
-            row = plan.row if here is None else plan.row[here]
-            value = shelf.value.expand(len(ids), -1) if plan.count == 1 else shelf.value[row]
-            whole = plan.whole and bool(receives.all()) and shelf.all_known()
-            pull = None if whole else (plan.taken if here is None else plan.taken[here]) * shelf.known[row]
+            here = plan.to(self.device)
+            value = shelf.value.expand(len(ids), -1) if plan.count == 1 else shelf.value[of(here.row)]
+            whole = plan.whole and (receives is None or bool(receives.all())) and shelf.all_known()
+            pulls.append(None if whole else of(here.taken) * shelf.known[of(here.row)])
             blocks.append(Block(shelf.units, shelf.sizes, None, value))
-            pulls.append(pull)
         send = {}
         for unit in has:
-            sends = self.plan.sends(unit) if places is None else self.plan.sends(unit)[places]
-            if bool(sends.any()):
+            if unit in self.plan.from_all:
+                send[unit] = of.all
+            elif bool((sends := of(self.plan.sends(unit))).any()):
                 send[unit] = sends
         told = self.method.tell(self.state, self.roster, ids)
         return Down(self.round + 1, ids, tuple(blocks), tuple(pulls), send, self._everyone, told)
@@ -124,11 +146,32 @@ class Server:
             plan.check(self.roster.signatures(), self.roster.names)
             self._rearrange(plan, self.roster)
         self.plan = plan
-        refused = torch.zeros_like(self.refused)
+        left_out: list[tuple[Tensor, Tensor]] = []
         for shelf in list(self.shelves):
-            self._merge_shelf(shelf, ups, refused)
-        self.refused += refused > 0  # one update, however many of its units are bad
+            self._merge_shelf(shelf, ups, left_out)
+        self._left_out.append(left_out)
         self.round += 1
+        if len(self._left_out) >= _COUNT_AFTER:
+            self._count()
+
+    @property
+    def refused(self) -> Tensor:
+        """(K,) how many updates of each client were left out so far; counting them waits until somebody asks."""
+        self._count()
+        return self._refused
+
+    @refused.setter
+    def refused(self, counts: Tensor) -> None:
+        self._left_out.clear()
+        self._refused = counts
+
+    def _count(self) -> None:
+        for round_ in self._left_out:
+            bad = torch.zeros_like(self._refused)
+            for ids, flags in round_:
+                bad.index_add_(0, ids.to(self.device), flags.long())
+            self._refused += bad > 0  # one update, however many of its units are bad
+        self._left_out.clear()
 
     def held(self, unit: str, ids: Tensor) -> Tensor:
         """(k, size) the values of a unit in the circles of clients that have it in one shape."""
@@ -141,7 +184,7 @@ class Server:
 
     def traffic(self, participants: Sequence[int]) -> Traffic:
         """What the coming round moves, from the plan alone."""
-        return traffic(self.plan, self._sizes, torch.tensor(list(participants)))
+        return traffic(self.plan, self.sizes, torch.tensor(participants))
 
     def declare(self, members: Mapping[int, Member]) -> None:
         """Clients that changed declare themselves anew: other labels, other sample counts, another architecture."""
@@ -167,12 +210,12 @@ class Server:
         self.refused = torch.cat([self.refused, self.refused.new_zeros(1)])
 
     def _declared(self) -> None:
-        self._sizes = self.roster.sizes()
+        self.sizes = self.roster.sizes()
         self._everyone = int(self.roster.samples.sum())
 
     # --- values ----------------------------------------------------------------------------------------------------
 
-    def _merge_shelf(self, shelf: Shelf, ups: Sequence[Up], refused: Tensor) -> None:
+    def _merge_shelf(self, shelf: Shelf, ups: Sequence[Up], left_out: list[tuple[Tensor, Tensor]]) -> None:
         """Merge all units of a shelf at once where all came together from everyone, else one by one."""
         whole = [self._part(up, shelf.keys) for up in ups]
         together = all(part is not None or not self._any(up, shelf.keys) for part, up in zip(whole, ups, strict=True))
@@ -181,7 +224,7 @@ class Server:
             singles = [shelf.single(key) for key in shelf.keys]
             self.shelves += singles
             for single in singles:
-                self._merge_shelf(single, ups, refused)
+                self._merge_shelf(single, ups, left_out)
             return
         parts = [part for part in whole if part is not None]
         if not parts:
@@ -189,8 +232,7 @@ class Server:
         merged = merge_unit(shelf.plan, parts, self.rule)
         shelf.value.copy_(merged.onto(shelf.value))
         shelf.known |= merged.heard
-        ids = torch.cat([ids for ids, _ in parts]).to(self.device, non_blocking=True)
-        refused.index_add_(0, ids, merged.refused.long())
+        left_out.append((parts[0][0] if len(parts) == 1 else torch.cat([ids for ids, _ in parts]), merged.refused))
 
     def _part(self, up: Up, keys: Sequence[Key]) -> tuple[Tensor, Tensor] | None:
         has = self.roster.members[up.ids[0]].units

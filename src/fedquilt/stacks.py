@@ -59,8 +59,7 @@ class Layout:
                 self.parameters = at
         self.width = at
         self.parameter_names = tuple(n for unit in units for n in unit.parameters)
-        frozen = [self.places[n] for n in self.parameter_names if not tensors[n].requires_grad]
-        self.frozen = tuple((place.start, place.stop) for place in frozen)  # columns that never train
+        self.frozen = tuple(n for n in self.parameter_names if not tensors[n].requires_grad)  # these never train
         self.buffer_names = tuple(n for unit in units for n in unit.buffers)
         self.ranges: dict[str, tuple[tuple[int, int], ...]] = {name: tuple(r) for name, r in ranges.items()}
         self._joined: dict[tuple[str, ...], list[tuple[int, int]]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from fedquilt.client import Split
-from fedquilt.messages import Down
+from fedquilt.client import Client, Split
+from fedquilt.messages import Down, Member
 from fedquilt.stacks import Family
 from fedquilt.training.batches import key_of
 from fedquilt.training.layers import stackable
@@ -63,7 +63,7 @@ class StackView:
 
     family: Family
     ids: tuple[int, ...]
-    names: tuple[str, ...]
+    clients: Sequence[Client | Member]
     round: int
     rounds: int
     epochs: int
@@ -75,10 +75,27 @@ class StackView:
     common: Split | None = None
     public_test: Split | None = None
     vectorised: bool = True
-    traits: tuple[Mapping[str, str], ...] = ()
-    labels: tuple[tuple[int, ...], ...] = ()
-    samples: tuple[int, ...] = ()
     installed: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients' names."""
+        return tuple(client.name for client in self.clients)
+
+    @property
+    def traits(self) -> tuple[Mapping[str, str], ...]:
+        """What each client declares about itself."""
+        return tuple(client.traits for client in self.clients)
+
+    @property
+    def labels(self) -> tuple[tuple[int, ...], ...]:
+        """The labels each client owns."""
+        return tuple(client.labels for client in self.clients)
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """How many training samples each client has."""
+        return tuple(client.samples for client in self.clients)
 
     def parameter(self, name: str) -> Tensor:
         """One parameter of every client, (k, *shape)."""

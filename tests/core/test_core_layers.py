@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -10,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 
-from fedquilt.training.layers import lenient, padding, prepare
+from fedquilt.training.layers import cross_entropies, padding, prepare_one, prepare_stack, stackable
 
 
 def gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
@@ -42,7 +44,7 @@ def test_convolutions_as_matrix_products(
     kind = nn.Conv1d if dimensions == 1 else nn.Conv2d
     a, b = channels
     conv = kind(a, b, kernel[:dimensions], stride[:dimensions], pad[:dimensions], bias=bias)  # type: ignore[arg-type]
-    ours = prepare(copy.deepcopy(conv), matmul_convolutions=True)
+    ours = prepare_stack(copy.deepcopy(conv), gpu=True)
     assert type(ours) is not type(conv)
     x = torch.randn(2, a, *(7, 9)[:dimensions])
     for found, wanted in zip(gradients(ours, x), gradients(conv, x), strict=True):
@@ -52,7 +54,7 @@ def test_convolutions_as_matrix_products(
 @pytest.mark.parametrize("conv", [partial(nn.Conv2d, 2, 3, 3, 2, 1), partial(nn.Conv1d, 2, 3, 3, 2, 1)])
 def test_stacked_convolutions_as_matrix_products(conv: partial[nn.Module]) -> None:
     plain = conv()
-    ours = prepare(copy.deepcopy(plain), matmul_convolutions=True)
+    ours = prepare_stack(copy.deepcopy(plain), gpu=True)
     shape = (3, 2, 2, 6, 6) if isinstance(plain, nn.Conv2d) else (3, 2, 2, 6)
     x = torch.randn(shape)
     stack = {name: torch.randn(3, *p.shape) for name, p in plain.named_parameters()}
@@ -80,7 +82,99 @@ def test_stacked_convolutions_as_matrix_products(conv: partial[nn.Module]) -> No
     ],
 )
 def test_other_convolutions_stay_as_they_are(conv: nn.Module) -> None:
-    assert type(prepare(copy.deepcopy(conv), matmul_convolutions=True)) is type(conv)
+    assert type(prepare_stack(copy.deepcopy(conv), gpu=True)) is type(conv)
+
+
+POOLS = [
+    (nn.MaxPool1d(2), (3, 2, 7)),
+    (nn.MaxPool1d(2), (3, 6)),  # no batch: channels and length
+    (nn.MaxPool2d(2), (2, 3, 5, 8)),
+    (nn.MaxPool2d((2, 2), 2), (3, 4, 4)),
+    (nn.AvgPool1d(3), (2, 2, 10)),
+    (nn.AvgPool2d(2), (2, 3, 7, 6)),
+    (nn.AvgPool2d((2, 3)), (2, 3, 5, 7)),
+]
+
+
+@pytest.mark.parametrize("swap", [partial(prepare_stack, gpu=True), partial(prepare_stack, gpu=False), prepare_one])
+@pytest.mark.parametrize(("pool", "shape"), POOLS)
+def test_pools_side_by_side(
+    pool: nn.Module, shape: tuple[int, ...], swap: Callable[[nn.Module], nn.Module]
+) -> None:
+    ours = swap(copy.deepcopy(pool))
+    assert type(ours) is not type(pool)
+    equals = torch.randint(-2, 3, shape).float()  # many are equal: the first of them is the maximum
+    for x in (equals, torch.randn(shape)):
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        out, wanted = ours(a), pool(b)
+        torch.testing.assert_close(out, wanted)
+        weight = torch.randn_like(wanted)
+        (out * weight).sum().backward()
+        (wanted * weight).sum().backward()
+        torch.testing.assert_close(a.grad, b.grad)
+    x.view(-1)[0] = math.nan
+    torch.testing.assert_close(ours(x), pool(x), equal_nan=True)
+
+
+@pytest.mark.parametrize(("pool", "shape"), POOLS)
+def test_stacked_pools(pool: nn.Module, shape: tuple[int, ...]) -> None:
+    ours = prepare_stack(copy.deepcopy(pool), gpu=True)
+    x = torch.randn(3, *shape)
+    found = vmap(grad(lambda one: ours(one).square().sum()))(x)
+    for i in range(3):
+        torch.testing.assert_close(found[i], grad(lambda one: pool(one).square().sum())(x[i]))
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool1d(3),
+        nn.MaxPool1d(2, 1),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(2, return_indices=True),
+        nn.AvgPool2d(2, 1),
+        nn.AvgPool2d(2, divisor_override=3),
+        nn.AvgPool1d(2, ceil_mode=True),
+    ],
+)
+def test_other_pools_stay_as_they_are(pool: nn.Module) -> None:
+    assert type(prepare_stack(copy.deepcopy(pool), gpu=True)) is type(pool)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (3, 4, 2, 5), (3, 5)], ids=["samples", "sequences", "one sample"])
+def test_stacked_linear_layers(shape: tuple[int, ...], bias: bool) -> None:
+    plain = nn.Linear(5, 2, bias=bias)
+    ours = prepare_stack(copy.deepcopy(plain), gpu=False)
+    x = torch.randn(shape)
+    stack = {name: torch.randn(3, *p.shape) for name, p in plain.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, module: nn.Module) -> Tensor:
+        out: Tensor = functional_call(module, parameters, (x,))
+        return out.square().sum()
+
+    found = vmap(grad(partial(loss, module=ours), argnums=(0, 1)))(stack, x)
+    for i in range(3):
+        wanted = grad(partial(loss, module=plain), argnums=(0, 1))({name: p[i] for name, p in stack.items()}, x[i])
+        torch.testing.assert_close(found[1][i], wanted[1])
+        for name, value in wanted[0].items():
+            torch.testing.assert_close(found[0][name][i], value)
+
+
+def test_stacked_cross_entropy_is_cross_entropy() -> None:
+    logits, y = torch.randn(3, 4, 5), torch.randint(0, 5, (3, 4))
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        return (cross_entropies(logits, y) * torch.arange(4.0)).sum()
+
+    with stackable(torch.device("cpu")):
+        slopes, values = vmap(grad_and_value(loss))(logits, y)
+    for i in range(3):
+        slope, value = grad_and_value(loss)(logits[i], y[i])  # outside of a stack: PyTorch's own
+        torch.testing.assert_close(values[i], value)
+        torch.testing.assert_close(slopes[i], slope)
 
 
 NORMS = [
@@ -96,8 +190,8 @@ NORMS = [
 @pytest.mark.parametrize("long", [False, True])
 def test_padding_changes_no_statistics(norm: partial[nn.Module], long: bool) -> None:
     plain = norm()
-    ours = prepare(copy.deepcopy(plain), matmul_convolutions=False)
-    lone = lenient(copy.deepcopy(plain))
+    ours = prepare_stack(copy.deepcopy(plain), gpu=False)
+    lone = prepare_one(copy.deepcopy(plain))
     for n in (4, 2, 3):
         x = torch.randn(n, 3, 5) if long else torch.randn(n, 3)
         padded = torch.cat([x, torch.full_like(x[:1], 77.0).repeat(6 - n, *[1] * (x.ndim - 1))])
@@ -116,7 +210,7 @@ def test_padding_changes_no_statistics(norm: partial[nn.Module], long: bool) -> 
 
 
 def test_a_batch_of_one_value_a_channel() -> None:
-    for module in (prepare(nn.BatchNorm1d(3), False), lenient(nn.BatchNorm1d(3))):
+    for module in (prepare_stack(nn.BatchNorm1d(3), False), prepare_one(nn.BatchNorm1d(3))):
         assert module(torch.randn(1, 3)).tolist() == [[0.0, 0.0, 0.0]]
         assert dict(module.named_buffers())["running_var"].tolist() == pytest.approx([0.9] * 3)
 
@@ -126,6 +220,6 @@ def test_in_eval_mode_they_are_as_before() -> None:
     plain(torch.randn(4, 2, 3, 3))
     plain.eval()
     x = torch.randn(2, 2, 3, 3)
-    for module in (prepare(copy.deepcopy(plain), False), lenient(copy.deepcopy(plain))):
+    for module in (prepare_stack(copy.deepcopy(plain), False), prepare_one(copy.deepcopy(plain))):
         with padding(torch.zeros(2)):
             assert torch.equal(module(x), plain(x))

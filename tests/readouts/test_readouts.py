@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt.messages import Down
+from fedquilt.messages import Down, Member
 from fedquilt.readouts import READOUTS, Averaged, AveragedByClass, BestOfBoth, BestOfLast, Look, Readout, named
 from fedquilt.readouts.averaged import output_of
 from fedquilt.readouts.best_of_both import most_trusted
@@ -48,8 +48,8 @@ def look(
 
     def view(numbers: Tensor, which: str) -> StackView:
         return StackView(
-            family, family.ids, tuple(f"c{i}" for i in range(k)), round_, 9, 1, 0, 3, numbers, splits.__getitem__,
-            Down(round_, family.ids, (), (), {}, everyone), samples=samples, traits=({"which": which},) * k,
+            family, family.ids, [Member(f"c{i}", n, {"which": which}, (), {}) for i, n in enumerate(samples)],
+            round_, 9, 1, 0, 3, numbers, splits.__getitem__, Down(round_, family.ids, (), (), {}, everyone),
         )  # fmt: skip
 
     def predict(view: StackView, split: str) -> Tensor | None:
@@ -162,8 +162,8 @@ def test_layers_below_the_output_move_by_the_client_s_share() -> None:
     net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 3))
     family = Family((0,), net, Layout(net, cut(net)))
     train = table([[0, 0, 2]])
-    view = StackView(family, (0,), ("a",), 1, 1, 1, 0, 3, torch.zeros(1, 8), lambda _: train,
-                     Down(1, (0,), (), (), {}, 30), samples=(3,))  # fmt: skip
+    view = StackView(family, (0,), [Member("a", 3, {}, (), {})], 1, 1, 1, 0, 3, torch.zeros(1, 8), lambda _: train,
+                     Down(1, (0,), (), (), {}, 30))  # fmt: skip
     weight = AveragedByClass().weight(view)[0]
     assert weight.tolist() == pytest.approx([0.1, 0.1, 0.2, 0, 0.1, 0.2, 0, 0.1])
     with pytest.raises(ValueError, match=r"not a row for each of 4 classes, .*: use the read-out 'averaged'$"):

@@ -123,13 +123,13 @@ class Device:
 def keep(fleet: Fleet, memory: Mapping[str, Tensor]) -> Arrays:
     """What a client must remember: all its numbers, private units among them, and what its read-outs keep."""
     kept = {_MEMORY + name: value.numpy(force=True) for name, value in memory.items()}
-    return {_ROW: fleet.crews[0].rows[0].numpy(force=True), **kept}
+    return {_ROW: fleet.crews[0].rest.take([0])[0].numpy(force=True), **kept}
 
 
 def restore(fleet: Fleet, memory: dict[str, Tensor], kept: Arrays, text: Mapping[str, str]) -> None:
     """Puts back what `keep` gave, after the architecture of that round."""
     go_to(fleet, int(text["round"]))
-    fleet.crews[0].rows[0] = torch.from_numpy(kept[_ROW].copy())
+    fleet.crews[0].rest.put([0], torch.from_numpy(kept[_ROW].copy())[None])
     memory |= {n.removeprefix(_MEMORY): torch.from_numpy(a.copy()) for n, a in kept.items() if n.startswith(_MEMORY)}
 
 

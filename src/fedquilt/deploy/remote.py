@@ -131,7 +131,7 @@ class RemoteFederation(Federation):
                 f"round {round_} was tried {self.rounds.attempts} times and fewer than {self.rounds.quorum:.0%} of its "
                 "clients answered; look at `fedquilt deploy status`, then go on with `fedquilt deploy run --resume`"
             )
-        moved = self.server.traffic(sorted(answers))
+        moved = self.server.traffic(sorted(answers))  # before merging writes the next plan
         family = {n: i for i, crew in enumerate(self.fleet.crews) for n in crew.family.ids}
         self.server.merge(stack(round_, answers, family))
         self.accepted |= {self.names[number]: tokens[number] for number in answers}
@@ -139,8 +139,9 @@ class RemoteFederation(Federation):
         refused = int(self.server.refused.sum())
         seconds = time.perf_counter() - start
         return RoundReport(
-            round_, self.training.rounds, self.server.plan, moved, evaluations, tuple(sorted(answers)), seconds, refused
-        )
+            round_, self.training.rounds, self.server.plan, lambda: moved, evaluations, tuple(sorted(answers)), seconds,
+            refused,
+        )  # fmt: skip
 
     def finish(self) -> tuple[Evaluation, ...]:
         """The last letter: clients look at what they received in the end, and keep it."""

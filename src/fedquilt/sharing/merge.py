@@ -103,7 +103,8 @@ def merge_unit(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merge
             raise ValueError(f"a mixed unit has no circles, so {rule} cannot merge it; use 'mean', or plan circles")
         sums = [Sums.mixed(values, here.matrix[:, ids]) for ids, values in parts]
     elif isinstance(rule, Mean):
-        sums = [Sums.of(values, here.row[ids], here.weight[ids], here.count) for ids, values in parts]
+        rows = [None if here.count == 1 else here.row[ids] for ids, _ in parts]
+        sums = [Sums.of(v, row, here.weight[ids], here.count) for row, (ids, v) in zip(rows, parts, strict=True)]
     else:
         ids, values = (torch.cat(columns) for columns in zip(*parts, strict=True))
         return rule(values, here.row[ids], here.weight[ids], here.count)

@@ -75,6 +75,11 @@ class Plan:
         sends = self[unit].sends
         return sends | self.asked[unit] if unit in self.asked else sends
 
+    @cached_property
+    def from_all(self) -> frozenset[str]:
+        """The units that everyone sends."""
+        return frozenset(unit for unit in self.units if bool(self.sends(unit).all()))
+
     def receives(self, unit: str) -> Tensor:
         """(K,) who receives a value of `unit`."""
         return self[unit].receives

@@ -19,6 +19,7 @@ _BLOCK = {"cpu": 2**18, "cuda": 2**26}
 # Up to here a dense product beats adding rows one by one on a CPU. A GPU always takes the product: its index_add sums
 # in whatever order threads arrive, and the same seed must give the same bits.
 _FEW_CIRCLES = 16
+_LEAST = torch.finfo(torch.float64).tiny
 
 
 class Merged(NamedTuple):
@@ -49,10 +50,12 @@ class Sums:
     refused: Tensor  # (k,) bool, of all parts in turn
 
     @classmethod
-    def of(cls, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Sums:
-        """The sums of one part; a dense product over few circles, else one index_add."""
+    def of(cls, values: Tensor, circle: Tensor | None, weight: Tensor, circles: int) -> Sums:
+        """The sums of one part; a dense product over few circles, else one index_add. `circle` None: there is one."""
         finite = finite_rows(values)
         weight = weight.double() * finite
+        if circle is None or circles == 1:
+            return cls._product(values, finite, weight[None])
         if values.is_cuda or circles <= _FEW_CIRCLES:
             rows = torch.arange(circles, device=values.device)
             return cls._product(values, finite, torch.where(circle == rows[:, None], weight, 0.0))
@@ -79,7 +82,7 @@ class Sums:
     def mean(self) -> Merged:
         """The weighted means. The only place where anything is divided by a sum of weights."""
         heard = self.weight > 0
-        value = self.total / torch.where(heard, self.weight, 1.0)[:, None]
+        value = self.total / self.weight.clamp(min=_LEAST)[:, None]
         return Merged(value.float(), heard, self.refused)
 
     def sum(self) -> Merged:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,9 @@ class Traffic:
         return Traffic(self.units, self.up + other.up, self.down + other.down)
 
 
-def traffic(plan: Plan, sizes: Mapping[str, int | Tensor], participants: Tensor | None = None) -> Traffic:
+def traffic(
+    plan: Plan, sizes: Mapping[str, int | Tensor], participants: Tensor | Sequence[int] | None = None
+) -> Traffic:
     """What a round under `plan` moves. `sizes`: values in each unit, one number or one per client (0: lacks the unit).
 
     `participants` are the numbers of the clients that take part, or a mask over all; None is everybody. A unit whose

@@ -25,7 +25,7 @@ class _Unit:
     _defining: tuple[str, ...] = ()
     # What `to` carries along; computed on the CPU, where unique and bincount cost no synchronisation.
     _tensors: tuple[str, ...] = ()
-    _constants: tuple[str, ...] = ("count", "whole")
+    _constants: tuple[str, ...] = ("count", "whole", "for_all")
 
     @cached_property
     def receives(self) -> Tensor:
@@ -40,6 +40,11 @@ class _Unit:
     def whole(self) -> bool:
         """Whether everyone who receives takes the value as it is (pull 1), so that installing is a plain copy."""
         return bool((self.pull[self.receives] == 1).all())
+
+    @cached_property
+    def for_all(self) -> bool:
+        """Whether everyone receives a value."""
+        return bool(self.receives.all())
 
     def __len__(self) -> int:
         return self.pull.shape[0]

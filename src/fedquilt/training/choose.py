@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedquilt.training.engine import Engine, Job, Recipe, memory_budget
-from fedquilt.training.layers import lenient
+from fedquilt.training.layers import prepare_one
 from fedquilt.training.objective import Batch, Context
 from fedquilt.training.parallel import Parallel, can_fork, cores
 from fedquilt.training.sequential import Sequential
@@ -18,6 +18,7 @@ from fedquilt.training.vectorised import Vectorised
 
 ENGINES: dict[str, type[Engine]] = {e.name: e for e in (Vectorised, Parallel, Sequential)}
 _TRIAL_BATCHES = 2
+_TRIAL_BYTES = 2**26  # clients of big models are tried a few at a time: a trial shall not be what takes most memory
 
 
 def choose(name: str, recipe: Recipe, rows: Tensor, extras: dict[str, Tensor]) -> Engine:
@@ -30,7 +31,9 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: dict[str, Tensor]) -
     if name in ("parallel", "sequential"):
         return ENGINES[name](recipe)
     short = _shortened(recipe)
-    job = Job(rows, tuple(range(len(rows))), 1, recipe.training.lr, None, extras)
+    few = min(len(rows), max(2 * cores(), _TRIAL_BYTES // bytes_a_client(recipe, extras)))
+    tried = {name: value[:few] for name, value in extras.items()}
+    job = Job(rows[:few], tuple(range(few)), 1, recipe.training.lr, None, tried)
     try:
         stacked = _seconds(Vectorised(short), job, repeats=1 if name == "vectorised" else 2)
     except Exception as error:
@@ -78,7 +81,7 @@ def bytes_a_client(recipe: Recipe, extras: dict[str, Tensor]) -> int:
         saved += tensor.numel() * tensor.element_size()
         return tensor
 
-    module, samples = lenient(recipe.module()), recipe.samples
+    module, samples = prepare_one(recipe.module()), recipe.samples
     index = torch.arange(samples.start[0], samples.start[0] + min(recipe.training.batch, samples.count[0]))
     batch = Batch(samples.x[index].to(recipe.device), samples.y[index].to(recipe.device))
     named = dict(module.named_parameters())

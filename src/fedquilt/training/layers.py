@@ -1,10 +1,12 @@
-"""Layers that need another body inside a stack: batch norm that leaves padding out, convolutions as matrix products.
+"""Layers with another body while they train: batch norm that leaves padding out, pools at the memory's speed, in a
+stack linear layers and losses of few operations, and there on a GPU convolutions as matrix products.
 
 The engine swaps the class of the layers in its own copy of a model; parameters, buffers and results stay the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -15,18 +17,53 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _mask: list[Tensor | None] = [None]
+_in_stack = [False]
 
 
 @contextmanager
 def stackable(device: torch.device) -> Iterator[None]:
-    """While this holds, attention is made of operations that batch over clients; PyTorch's fastest ones do not."""
-    before = torch.backends.mha.get_fastpath_enabled()
+    """While this holds, attention and losses are made of operations that batch over clients; PyTorch's own do not."""
+    before = torch.backends.mha.get_fastpath_enabled(), _in_stack[0]
     torch.backends.mha.set_fastpath_enabled(False)
+    _in_stack[0] = True
     try:
         with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(before[0])
+        _in_stack[0] = before[1]
+
+
+class _CrossEntropies(torch.autograd.Function):
+    """Cross-entropy in a third of the operations that PyTorch's own comes apart into over a stack."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logs = logits.log_softmax(1)
+        right = logs.gather(1, y[:, None])
+        return right[:, 0].neg(), logs, right
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*output[1:], inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        logs, right, y = ctx.saved_tensors
+        rest = logs.exp().scatter(1, y[:, None], right.expm1())  # probabilities, minus 1 for the truth
+        return rest * grads[0][:, None], None
+
+
+def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
+    """The cross-entropy of every sample, (n,), from logits (n, classes) and labels (n,)."""
+    if _in_stack[0] and logits.ndim == 2:
+        losses: Tensor = _CrossEntropies.apply(logits, y)[0]  # type: ignore[no-untyped-call]
+        return losses
+    return F.cross_entropy(logits, y, reduction="none")
 
 
 @contextmanager
@@ -71,6 +108,39 @@ class _MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
         if not (self.training or self.running_mean is None):
             return super().forward(input)
         return _masked_norm(self, input, _mask[0])
+
+
+class _Affine(torch.autograd.Function):
+    """x W^T + b with a gradient of W that lies in memory as W does."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = x @ weight.T
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wants = ctx.needs_input_grad
+        return (
+            grads[0] @ weight if wants[0] else None,
+            grads[0].T @ x if wants[1] else None,
+            grads[0].sum(0) if wants[2] else None,
+        )
+
+
+class _StackLinear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim == 1:
+            return super().forward(input)
+        y: Tensor = _Affine.apply(input.flatten(0, -2), self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return y if input.ndim == 2 else y.unflatten(0, input.shape[:-1])
 
 
 class _Windows(torch.autograd.Function):
@@ -174,6 +244,139 @@ def _is_plain(conv: nn.Conv1d | nn.Conv2d) -> bool:
     )
 
 
+class _MaxOfPairs(torch.autograd.Function):
+    """The larger of each two neighbours along some dimensions; of equals the first in reading order, as in a pool."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
+        kept = []
+        for dim in reversed(dims):  # along a row first
+            pairs = x.unflatten(dim, (-1, 2))
+            first, second = pairs.select(dim + 1, 0), pairs.select(dim + 1, 1)
+            kept.append(second > first)
+            x = torch.maximum(first, second)
+        return (x, *kept)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*output[1:])
+        ctx.dims = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        grad = grads[0]
+        for dim, second in zip(ctx.dims, reversed(ctx.saved_tensors), strict=True):
+            pairs = grad.new_empty(*grad.shape[: dim + 1], 2, *grad.shape[dim + 1 :])
+            pairs.select(dim + 1, 1).copy_(grad * second)
+            pairs.select(dim + 1, 0).copy_(grad * ~second)
+            grad = pairs.flatten(dim, dim + 1)
+        return grad, None
+
+
+class _MeanOfPools(torch.autograd.Function):
+    """The mean of windows that lie side by side along some dimensions."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, dims: tuple[int, ...], sides: tuple[int, ...]) -> Tensor:
+        for dim, side in zip(dims, sides, strict=True):  # rows first: they are added whole
+            parts = x.unflatten(dim, (-1, side)).unbind(dim + 1)
+            x = sum(parts[1:], parts[0])
+        return x * (1.0 / math.prod(sides))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.dims, ctx.sides = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        grad = grads[0] * (1.0 / math.prod(ctx.sides))
+        for dim, side in reversed(list(zip(ctx.dims, ctx.sides, strict=True))):
+            parts = grad.new_empty(*grad.shape[: dim + 1], side, *grad.shape[dim + 1 :])
+            grad = parts.copy_(grad.unsqueeze(dim + 1)).flatten(dim, dim + 1)
+        return grad, None, None
+
+
+def _whole_pools(x: Tensor, sides: tuple[int, ...], channels_last: bool) -> tuple[Tensor, tuple[int, ...]]:
+    """(..., channels, *spatial) cut to whole pools, and its spatial dimensions; (..., *spatial, channels) if asked."""
+    dims = tuple(range(x.ndim - len(sides), x.ndim))
+    for dim, side in zip(dims, sides, strict=True):
+        if x.shape[dim] % side:
+            x = x.narrow(dim, 0, x.shape[dim] // side * side)
+    return (x.movedim(dims[0] - 1, -1), tuple(dim - 1 for dim in dims)) if channels_last else (x, dims)
+
+
+def _max_pool(x: Tensor, spatial: int, channels_last: bool) -> Tensor:
+    x, dims = _whole_pools(x, (2,) * spatial, channels_last)
+    y: Tensor = _MaxOfPairs.apply(x, dims)[0]  # type: ignore[no-untyped-call]
+    return y.movedim(-1, dims[0]) if channels_last else y
+
+
+def _avg_pool(x: Tensor, sides: tuple[int, ...], channels_last: bool) -> Tensor:
+    x, dims = _whole_pools(x, sides, channels_last)
+    y: Tensor = _MeanOfPools.apply(x, dims, sides)  # type: ignore[no-untyped-call]
+    return y.movedim(-1, dims[0]) if channels_last else y
+
+
+class _MaxPool1d(nn.MaxPool1d):
+    channels_last = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _max_pool(input, 1, self.channels_last)
+
+
+class _MaxPool2d(nn.MaxPool2d):
+    channels_last = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _max_pool(input, 2, self.channels_last)
+
+
+class _AvgPool1d(nn.AvgPool1d):
+    channels_last = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _avg_pool(input, _sides(self.kernel_size, 1), self.channels_last)
+
+
+class _AvgPool2d(nn.AvgPool2d):
+    channels_last = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _avg_pool(input, _sides(self.kernel_size, 2), self.channels_last)
+
+
+_POOLS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.MaxPool1d: _MaxPool1d,
+    nn.MaxPool2d: _MaxPool2d,
+    nn.AvgPool1d: _AvgPool1d,
+    nn.AvgPool2d: _AvgPool2d,
+}
+
+
+def _sides(size: int | tuple[int, ...], spatial: int) -> tuple[int, ...]:
+    """A size along each spatial dimension."""
+    sides = (size,) if isinstance(size, int) else tuple(size)
+    return sides if len(sides) == spatial else sides * spatial
+
+
+def _is_plain_pool(pool: nn.Module) -> bool:
+    """Whether windows lie side by side; and, where the maximum is taken, two by two."""
+    given = vars(pool)
+    spatial = 1 if isinstance(pool, nn.MaxPool1d | nn.AvgPool1d) else 2
+    kernel, stride, pad = (_sides(given[name], spatial) for name in ("kernel_size", "stride", "padding"))
+    if isinstance(pool, nn.MaxPool1d | nn.MaxPool2d):
+        fits = set(kernel) == {2} and set(_sides(given["dilation"], spatial)) == {1} and not given["return_indices"]
+    else:
+        fits = given.get("divisor_override") is None
+    return fits and kernel == stride and set(pad) == {0} and not given["ceil_mode"]
+
+
 class _LenientBatchNorm(_MaskedBatchNorm):
     """Batch norm of one client by itself, which takes a batch of one value a channel as a stack does."""
 
@@ -189,18 +392,34 @@ def _batch_norms(module: nn.Module) -> Iterator[nn.Module]:
     return (layer for layer in module.modules() if getattr(type(layer), "forward", None) is plain)
 
 
-def lenient(module: nn.Module) -> nn.Module:
-    """Swap, in place, the batch norms of an engine's own copy of a model: a last batch may well be a single sample."""
+def _swap_pools(module: nn.Module, channels_last: bool) -> None:
+    """Pools of neighbours, which PyTorch has no fast way for on either device, become a few operations on slices."""
+    for layer in module.modules():
+        if type(layer) in _POOLS and _is_plain_pool(layer):
+            layer.__class__ = _POOLS[type(layer)]
+            layer.channels_last = channels_last  # type: ignore[assignment]
+
+
+def prepare_one(module: nn.Module) -> nn.Module:
+    """Swap, in place, layers of an engine's own copy of a model that trains one client after another.
+
+    Batch norm takes batches of a single sample, which a last batch may well be; pools are faster.
+    """
     for layer in _batch_norms(module):
         layer.__class__ = _LenientBatchNorm
+    _swap_pools(module, channels_last=False)
     return module
 
 
-def prepare(module: nn.Module, matmul_convolutions: bool) -> nn.Module:
-    """Swap, in place, the layers of an engine's own copy of a model for those that suit a stack."""
+def prepare_stack(module: nn.Module, gpu: bool) -> nn.Module:
+    """Swap, in place, layers of an engine's own copy of a model for those that suit a stack, there on a GPU."""
     for layer in _batch_norms(module):
         layer.__class__ = _MaskedBatchNorm
+    _swap_pools(module, channels_last=gpu)
     for layer in module.modules():
-        if matmul_convolutions and type(layer) in (nn.Conv1d, nn.Conv2d) and _is_plain(layer):  # type: ignore[arg-type]
-            layer.__class__ = _MatmulConv1d if type(layer) is nn.Conv1d else _MatmulConv2d
+        kind: type[nn.Module] = type(layer)
+        if kind is nn.Linear:
+            layer.__class__ = _StackLinear
+        if gpu and isinstance(layer, nn.Conv1d | nn.Conv2d) and kind in (nn.Conv1d, nn.Conv2d) and _is_plain(layer):
+            layer.__class__ = _MatmulConv1d if kind is nn.Conv1d else _MatmulConv2d
     return module

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from fedquilt.training.layers import cross_entropies
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,7 @@ def cross_entropy() -> Objective:
     """Mean cross-entropy of the module's outputs, taken as logits."""
 
     def term(call: Call, batch: Batch, context: Context) -> Tensor:
-        if batch.mask is None:
-            return F.cross_entropy(call(batch.x), batch.y)
-        return batch.mean(F.cross_entropy(call(batch.x), batch.y, reduction="none"))
+        return batch.mean(cross_entropies(call(batch.x), batch.y))
 
     return Objective((term,))
 

@@ -37,8 +37,8 @@ class Optimiser:
 
     def reset(self) -> None:
         """Forget everything, as at the start of a round."""
-        for tensor in self.first + self.second + self.steps:
-            tensor.zero_()
+        if self.first:
+            torch._foreach_zero_(self.first + self.second + self.steps)
 
     def step(self, gradients: Sequence[Tensor], lr: float | Tensor) -> None:
         """One step; `lr` is a number, or a tensor of no dimensions where a captured graph reads it anew."""
@@ -58,8 +58,7 @@ class Optimiser:
                 is_first_step=False,
             )
             return
-        for step in self.steps:
-            step.add_(1.0)
+        torch._foreach_add_(self.steps, 1.0)
         update = torch._fused_adam_ if t.optimiser == "adam" else torch._fused_adamw_
         update(
             self.parameters,

@@ -8,7 +8,6 @@ nobody has taken.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import multiprocessing
 import os
 import signal
@@ -22,6 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedquilt.training.common import common_zeros, is_common
 from fedquilt.training.engine import Job, Recipe
 from fedquilt.training.sequential import Sequential
 
@@ -53,6 +53,7 @@ class Parallel:
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
         self.shared: dict[str, Tensor] = {}
+        self.home: Tensor | None = None
         self.owner = os.getpid()
 
     def train(self, job: Job) -> Tensor:
@@ -69,13 +70,15 @@ class Parallel:
             tensors["scale"] = job.scale
         if not self._fits(tensors):
             self._start(tensors)
+        at_home = self.home is not None and self.home.data_ptr() == job.rows.data_ptr() and len(self.home) == k
         for name, value in tensors.items():
-            self.shared[name][:k] = value
+            if not (at_home and name == "rows"):
+                self.shared[name][:k] = value
         # The longest first: the last client to finish is then a short one.
         turn = sorted(range(k), key=lambda at: -self.recipe.samples.count[job.members[at]])
         self.next.value = 0
         for pipe in self.pipes:
-            pipe.send((job.members, turn, job.round, job.lr))
+            pipe.send((at_home, job.members, turn, job.round, job.lr))
         losses = torch.zeros(k)
         for pipe in self.pipes:
             trouble, done = _answer(pipe)
@@ -83,7 +86,8 @@ class Parallel:
                 raise RuntimeError(f"a worker failed while training:\n{trouble}")
             for at, loss in done:
                 losses[at] = loss
-        job.rows.copy_(self.shared["rows"][:k])
+        if not at_home:
+            job.rows.copy_(self.shared["rows"][:k])
         return losses
 
     def _fits(self, tensors: Mapping[str, Tensor]) -> bool:
@@ -98,12 +102,14 @@ class Parallel:
     def _start(self, tensors: Mapping[str, Tensor]) -> None:
         self.close()
         context = multiprocessing.get_context("fork")
-        self.shared = {name: _shared(value) for name, value in tensors.items()}
+        # Rows that workers can write to where they rest need not travel; others have room that costs nothing yet.
+        self.home = tensors["rows"] if is_common(tensors["rows"]) else None
+        self.shared = {name: common_zeros(tuple(value.shape), value.dtype) for name, value in tensors.items()}
         self.next = context.Value("q", 0)
         for _ in range(self.workers):
             here, there = context.Pipe()
             self.pipes.append(here)
-            args = (there, tuple(self.pipes), self.recipe, self.shared, self.next)
+            args = (there, tuple(self.pipes), self.recipe, self.shared, self.home, self.next)
             process = context.Process(target=_work, args=args, daemon=True)
             with warnings.catch_warnings():
                 # Forking beside other threads is safe here: a worker uses nothing that they could hold.
@@ -127,22 +133,11 @@ class Parallel:
                 process.kill()
                 process.join()
             process.close()
-        self.processes, self.pipes, self.shared = [], [], {}
+        self.processes, self.pipes, self.shared, self.home = [], [], {}, None
 
     def __del__(self) -> None:
         if hasattr(self, "owner"):
             self.close()
-
-
-def _shared(like: Tensor) -> Tensor:
-    """Zeros of a tensor's shape in memory that forked processes have in common.
-
-    Anonymous memory, not a file: the file system for shared memory is tiny in many containers.
-    """
-    if like.numel() == 0:
-        return torch.zeros_like(like)
-    memory = mmap.mmap(-1, like.numel() * like.element_size())
-    return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
 
 
 def _answer(pipe: Connection) -> tuple[str, list[tuple[int, float]]]:
@@ -154,8 +149,9 @@ def _answer(pipe: Connection) -> tuple[str, list[tuple[int, float]]]:
 
 
 def _work(
-    pipe: Connection, inherited: tuple[Connection, ...], recipe: Recipe, shared: Mapping[str, Tensor], turn_of: Any
-) -> None:
+    pipe: Connection, inherited: tuple[Connection, ...], recipe: Recipe, shared: Mapping[str, Tensor],
+    home: Tensor | None, turn_of: Any,
+) -> None:  # fmt: skip
     """A worker's life: take jobs until it is told to end, or the pipe closes because the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends its workers
     for end in inherited:  # the parent's ends: while a copy of one is open here, closing it there would go unnoticed
@@ -170,11 +166,12 @@ def _work(
             return
         if order is None:
             return
-        members, turn, round_, lr = order
+        at_home, members, turn, round_, lr = order
         done: list[tuple[int, float]] = []
         trouble = ""
         try:
-            job = Job(shared["rows"], members, round_, lr, shared.get("scale"), extras)
+            rows = home if at_home and home is not None else shared["rows"]
+            job = Job(rows, members, round_, lr, shared.get("scale"), extras)
             while True:
                 with turn_of.get_lock():
                     place, turn_of.value = turn_of.value, turn_of.value + 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedquilt.training.batches import Schedule, orders, seed_device
 from fedquilt.training.engine import Job, Recipe
-from fedquilt.training.layers import lenient
+from fedquilt.training.layers import prepare_one
 from fedquilt.training.objective import Batch, Context
 from fedquilt.training.optim import Optimiser, hold_back
 
@@ -22,7 +22,7 @@ class Sequential:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.module = lenient(recipe.module())
+        self.module = prepare_one(recipe.module())
         layout = recipe.layout
         # The parameters are views of one flat vector: a client is copied in and out as a row.
         self.flat = torch.zeros(layout.parameters, device=recipe.device)

@@ -1,7 +1,7 @@
 """All clients of a family at once: one tensor program over a leading client axis.
 
-`vmap(grad(loss))` over `functional_call` gives every client's gradient, one fused operation updates every client's
-parameters. On CUDA the whole local training of a round is one captured graph where clients are even, and one graph a
+`vmap(grad(loss))` over `functional_call` gives every client's gradient, one fused operation updates all parameters of
+all clients. On CUDA the whole local training of a round is one captured graph where clients are even, and one graph a
 step where they are not; a new shape makes a new graph and old ones are kept. On a CPU a step that recurs is traced
 once, which takes vmap's dispatch out of the later ones.
 """
@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedquilt.training.batches import Schedule, orders, seed_device
 from fedquilt.training.engine import Job, Recipe, memory_budget
 from fedquilt.training.graph import Graph, captures
-from fedquilt.training.layers import padding, prepare, stackable
+from fedquilt.training.layers import padding, prepare_stack, stackable
 from fedquilt.training.objective import Batch, Context
 from fedquilt.training.optim import Optimiser, hold_back
 
@@ -28,7 +28,8 @@ _TRACE_AFTER = 12  # steps of one shape before tracing pays
 _MOST_STAGES = 64  # shapes of work whose memory and graphs are kept
 _WHOLE_ROUND_STEPS = 512  # longer local training is replayed step by step: capturing it whole would take too long
 
-Step = Callable[..., tuple[Tensor, Tensor, Tensor]]
+Stack = dict[str, Tensor]  # by name, each (k, ...)
+Step = Callable[..., tuple[Stack, Tensor, Tensor]]
 
 
 class Vectorised:
@@ -38,18 +39,13 @@ class Vectorised:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.module = prepare(recipe.module(), matmul_convolutions=recipe.device.type == "cuda")
+        self.module = prepare_stack(recipe.module(), gpu=recipe.device.type == "cuda")
         self.keys = torch.tensor(recipe.samples.key, device=recipe.device)
         self.starts = torch.tensor(recipe.samples.start, device=recipe.device)
         counts = recipe.samples.count
         self.longest = max(counts)
         self.even = len(set(counts)) == 1
         self.most_steps = -(-self.longest // min(recipe.training.batch, self.longest)) * recipe.training.epochs
-        self.still: Tensor | None = None  # (1, parameters) 0 for frozen parameters, 1 for the others
-        if recipe.layout.frozen:
-            self.still = torch.ones(1, recipe.layout.parameters, device=recipe.device)
-            for start, stop in recipe.layout.frozen:
-                self.still[:, start:stop] = 0.0
         self.stages: dict[tuple[Any, ...], _Stage] = {}
 
     def train(self, job: Job) -> Tensor:
@@ -66,47 +62,47 @@ class Vectorised:
 
     def gradients(
         self,
-        parameters: Tensor,
+        trained: Stack,
+        frozen: Stack,
         buffers: Tensor,
         x: Tensor,
         y: Tensor,
         mask: Tensor | None,
-        anchor: Tensor | None,
+        anchor: Stack,
         epoch: Tensor,
-        extras: dict[str, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients (k, parameters), losses (k,) and new buffers (k, buffers) of one batch of every client."""
+        extras: Stack,
+    ) -> tuple[Stack, Tensor, Tensor]:
+        """Gradients of the trained parameters, losses (k,) and new buffers (k, buffers) of a batch of every client."""
         layout, objective, module = self.recipe.layout, self.recipe.objective, self.module
 
         def loss_of(
-            row: Tensor,
+            trained: Stack,
+            frozen: Stack,
             buffer: Tensor,
             x: Tensor,
             y: Tensor,
             mask: Tensor | None,
-            anchor: Tensor | None,
+            anchor: Stack,
             epoch: Tensor,
-            extras: dict[str, Tensor],
+            extras: Stack,
         ) -> tuple[Tensor, Tensor]:
-            named = layout.split_parameters(row)
-            own = layout.split_buffers(buffer.clone())
-
-            state = {**named, **own}  # one dict: a buffer that the model replaces is written back into it
+            named = trained | frozen
+            own = layout.split_buffers(buffer.clone()) if buffer.numel() else {}
+            state = named | own  # one dict: a buffer that the model replaces is written back into it
 
             def call(x: Tensor, **kwargs: Any) -> Tensor:
                 result: Tensor = functional_call(module, state, (x,), kwargs)
                 return result
 
-            received = {} if anchor is None else layout.split_parameters(anchor)
             with padding(mask):
-                loss = objective(call, Batch(x, y, mask), Context(named, received, extras, epoch))
+                loss = objective(call, Batch(x, y, mask), Context(named, anchor, extras, epoch))
             after = torch.cat([state[name].reshape(-1).float() for name in own]) if own else buffer
             return loss, after
 
-        axes = (0, 0, 0, 0, None if mask is None else 0, None if anchor is None else 0, 0, 0)
+        axes = (0, 0, 0, 0, 0, None if mask is None else 0, 0, 0, 0)
         program = vmap(grad_and_value(loss_of, has_aux=True), in_dims=axes, randomness="different")
-        with stackable(parameters.device):
-            gradients, (losses, after) = program(parameters, buffers, x, y, mask, anchor, epoch, extras)
+        with stackable(x.device):
+            gradients, (losses, after) = program(trained, frozen, buffers, x, y, mask, anchor, epoch, extras)
         return gradients, losses, after
 
     def close(self) -> None:
@@ -123,20 +119,24 @@ class _Stage:
     def __init__(self, engine: Vectorised, counts: tuple[int, ...], job: Job) -> None:
         recipe, device = engine.recipe, engine.recipe.device
         self.engine, self.recipe = engine, recipe
-        k, width, inside = len(counts), recipe.layout.width, recipe.layout.parameters
+        k, layout = len(counts), recipe.layout
         self.schedule = Schedule.of(counts, recipe.training.batch, recipe.training.epochs, device, engine.longest)
         self.sizes = counts
         self.counts = torch.tensor(counts, device=device)
-        self.parameters = torch.empty(k, inside, device=device)
-        self.buffers = torch.empty(k, width - inside, device=device)
-        self.optimiser = Optimiser(recipe.training, [self.parameters])
-        self.anchor = torch.empty_like(self.parameters) if recipe.objective.needs_anchor else None
+        self.rows = torch.empty(k, layout.width, device=device)  # where clients come from and go to
+        # While they train, each parameter of all clients lies by itself: gradients need no joining, products are fast.
+        shaped = {n: torch.empty(k, *layout.places[n].shape, device=device) for n in layout.parameter_names}
+        self.frozen = {n: shaped[n] for n in layout.frozen}
+        self.trained = {n: tensor for n, tensor in shaped.items() if n not in self.frozen}
+        self.buffers = torch.empty(k, layout.width - layout.parameters, device=device)
+        self.optimiser = Optimiser(recipe.training, list(self.trained.values()))
+        self.anchor = {n: torch.empty_like(t) for n, t in shaped.items()} if recipe.objective.needs_anchor else {}
         self.extras = {name: torch.empty_like(value, device=device) for name, value in job.extras.items()}
         self.scale = None if job.scale is None else torch.empty_like(job.scale, device=device)
         self.members: tuple[int, ...] = ()
         self.places = torch.empty(k, dtype=torch.int64, device=device)  # the members, on the device
         self.round = torch.zeros((), dtype=torch.int64, device=device)
-        self.lr = torch.zeros((), device=device)
+        self.lr, self.rate = torch.zeros((), device=device), 0.0
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.losses = torch.zeros(k, device=device)
         self.steps = torch.tensor(self.schedule.steps, device=device)
@@ -154,8 +154,8 @@ class _Stage:
         self.programs: dict[int, Step] = {}  # traced, by the size of the batch
         self.graph: Graph | None = None
         self.eager = not captures(device)
-        held = [self.parameters, self.buffers, self.anchor, self.scale, self.indices, self.epoch, self.mask]
-        held += [*self.extras.values(), *self.optimiser.first, *self.optimiser.second]
+        held = [self.rows, self.buffers, self.scale, self.indices, self.epoch, self.mask, *shaped.values()]
+        held += [*self.anchor.values(), *self.extras.values(), *self.optimiser.first, *self.optimiser.second]
         self.bytes = sum(t.numel() * t.element_size() for t in held if t is not None)
 
     def lay_out(self) -> None:
@@ -166,23 +166,22 @@ class _Stage:
             self.mask[:, :steps] = 1.0 if self.schedule.mask is None else self.schedule.mask
 
     def run(self, job: Job, counts: tuple[int, ...]) -> Tensor:
-        inside, training, device = self.recipe.layout.parameters, self.recipe.training, self.recipe.device
+        training, device = self.recipe.training, self.recipe.device
         if counts != self.sizes:
             self.sizes = counts
             self.schedule = Schedule.of(counts, training.batch, training.epochs, device, self.engine.longest)
             self.counts.copy_(torch.tensor(counts))
             self.steps.copy_(torch.tensor(self.schedule.steps))
             self.lay_out()
-        self.parameters.copy_(job.rows[:, :inside])
-        self.buffers.copy_(job.rows[:, inside:])
-        if self.anchor is not None:
-            self.anchor.copy_(self.parameters)
+        self.rows.copy_(job.rows)
         for name, value in job.extras.items():
             self.extras[name].copy_(value)
         if self.scale is not None and job.scale is not None:
             self.scale.copy_(job.scale)
         self.round.fill_(job.round)
-        self.lr.fill_(job.lr)
+        if job.lr != self.rate:
+            self.rate = job.lr
+            self.lr.fill_(job.lr)
         if job.members != self.members:
             self.places.copy_(torch.tensor(job.members))
             self.members = job.members
@@ -191,13 +190,13 @@ class _Stage:
             self.everything()
         else:
             self.replay()
-        job.rows[:, :inside] = self.parameters
-        job.rows[:, inside:] = self.buffers
-        return self.losses / self.steps
+        job.rows.copy_(self.rows)
+        return self.losses.clone()
 
     def begin(self) -> None:
-        """Draw the orders of the round and forget the last one."""
+        """Clients come in; the orders of the round are drawn and the last one forgotten."""
         training = self.recipe.training
+        self.move(inwards=True)
         keys, starts = self.engine.keys[self.places], self.engine.starts[self.places]
         order = orders(keys, self.round, training.epochs, self.counts, self.schedule.longest)
         indices = self.schedule.indices(order, starts)  # (k, S, B)
@@ -205,6 +204,29 @@ class _Stage:
         self.optimiser.reset()
         self.losses.zero_()
         self.step.zero_()
+
+    def end(self) -> None:
+        """Clients go out, with their mean losses."""
+        self.move(inwards=False)
+        self.losses /= self.steps
+
+    def move(self, inwards: bool) -> None:
+        """Copy rows into the parameters and buffers, or these into the rows."""
+        layout = self.recipe.layout
+        for name, tensor in (self.trained | self.frozen).items():
+            row = layout.tensor(self.rows, name)
+            if inwards:
+                tensor.copy_(row)
+                if self.anchor:
+                    self.anchor[name].copy_(row)
+            elif name in self.trained:
+                row.copy_(tensor)
+        if self.buffers.shape[1]:
+            row = self.rows[:, layout.parameters :]
+            if inwards:
+                self.buffers.copy_(row)
+            else:
+                row.copy_(self.buffers)
 
     def one_step(self, at: int | None) -> None:
         """One step of every client: the step of a number, or of the counter that lives on the device."""
@@ -221,27 +243,30 @@ class _Stage:
             x, y = samples.x[index], samples.y[index]
         else:  # samples that do not fit on the device rest in host memory
             x, y = (t[index.cpu()].to(index.device) for t in (samples.x, samples.y))
-        arguments = (self.parameters, self.buffers, x, y, mask, self.anchor, pick(self.epoch), self.extras)
+        arguments = (
+            self.trained, self.frozen, self.buffers, x, y, mask, self.anchor, pick(self.epoch), self.extras
+        )  # fmt: skip
         gradients, losses, buffers = self.program(arguments)(*arguments)
         moves = None if mask is None else (mask.amax(dim=1) > 0).to(losses.dtype)  # (k,) 0 for who has finished
-        scale, still = self.scale, self.engine.still
-        if still is not None:
-            scale = still if scale is None else scale * still
+        scale = self.scale
         if moves is not None:
             scale = moves[:, None] if scale is None else scale * moves[:, None]
-        if scale is None:
-            self.optimiser.step([gradients], self.lr_now())
-        else:
-            before = self.parameters.clone()
-            self.optimiser.step([gradients], self.lr_now())
-            hold_back(before, self.parameters, scale)
+        before = {} if scale is None else {name: tensor.clone() for name, tensor in self.trained.items()}
+        self.optimiser.step([gradients[name].contiguous() for name in self.trained], self.lr_now())
+        if scale is not None:
+            for name, value in before.items():
+                place = self.recipe.layout.places[name]
+                mine = scale if scale.shape[1] == 1 else scale[:, place.start : place.stop]
+                hold_back(value.flatten(1), self.trained[name].flatten(1), mine)
         self.losses += losses if moves is None else losses * moves
         if self.buffers.shape[1]:
             self.buffers.copy_(buffers if moves is None else torch.where(moves[:, None] > 0, buffers, self.buffers))
-        self.step += 1
+        if at is None:
+            self.step += 1
 
     def lr_now(self) -> float | Tensor:
-        return self.lr if self.lr.is_cuda else float(self.lr)
+        """The learning rate; where a graph is captured it is read from the device, anew in each replay."""
+        return self.lr if self.lr.is_cuda else self.rate
 
     def is_short(self, at: int) -> bool:
         """Whether the batch of a step is the last, short one of an epoch."""
@@ -252,10 +277,11 @@ class _Stage:
         self.begin()
         for at in range(self.schedule.position.shape[1]):
             self.one_step(at)
+        self.end()
 
     def program(self, arguments: tuple[Any, ...]) -> Step:
         """The program of a step. On a CPU one that recurs is traced once, where that is possible."""
-        size = arguments[2].shape[1]
+        size = arguments[3].shape[1]
         self.seen[size] = self.seen.get(size, 0) + 1
         if self.lr.is_cuda or self.seen[size] < _TRACE_AFTER:
             return self.engine.gradients
@@ -286,10 +312,10 @@ class _Stage:
         self.begin()
         for _ in range(self.schedule.position.shape[1]):
             self.graph.replay()
+        self.end()
 
     def capture(self) -> bool:
         """Capture the round, or one step; False (said once) where the model cannot be captured."""
-        kept = (self.parameters.clone(), self.buffers.clone())
         try:
             self.graph = Graph(self.everything if self.whole else lambda: self.one_step(None), self.recipe.device)
         except RuntimeError as error:
@@ -299,8 +325,5 @@ class _Stage:
                 stacklevel=2,
             )
             return False
-        finally:
-            self.parameters.copy_(kept[0])
-            self.buffers.copy_(kept[1])
         self.bytes += self.graph.bytes
         return True

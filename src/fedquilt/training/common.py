@@ -1,0 +1,33 @@
+"""Memory that forked processes have in common, taken from the system page by page as it is written to."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import weakref
+
+import torch
+from torch import Tensor
+
+_starts: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+
+
+def common_zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Zeros that processes forked later share. What is never written takes no memory.
+
+    Anonymous memory, not a file: the file system for shared memory is tiny in many containers.
+
+    >>> common_zeros((2, 3)).sum()
+    tensor(0.)
+    """
+    if math.prod(shape) == 0:
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
+    _starts[tensor.untyped_storage().data_ptr()] = memory  # lives as long as a tensor holds it
+    return tensor
+
+
+def is_common(tensor: Tensor) -> bool:
+    """Whether a tensor lies in memory that forked processes have in common."""
+    return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in _starts
