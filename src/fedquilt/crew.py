@@ -30,7 +30,16 @@ class Crew:
     at_once: int = 0
     lesson: Lesson | None = None
     teacher: Engine | None = None
+    scratch: Tensor | None = None  # on a GPU, where chosen clients train: one place, so that graphs can be replayed
     tried: bool = False  # whether the model has been seen to take these samples and labels
+
+    def room(self, k: int, device: torch.device) -> Tensor:
+        """(k, width) of memory to train chosen clients in, with whatever is in it."""
+        if device.type != "cuda":
+            return torch.empty(k, self.family.layout.width)
+        if self.scratch is None or len(self.scratch) != k:
+            self.scratch = torch.empty(k, self.family.layout.width, device=device)
+        return self.scratch
 
     @property
     def rows(self) -> Tensor:

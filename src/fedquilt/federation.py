@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -106,7 +107,8 @@ class Federation:
         """One round; what the clients scored after it, where `evaluate_every` says so."""
         start = time.perf_counter()
         round_ = self.round + 1
-        with torch.random.fork_rng(devices=[]):
+        # training on a CPU seeds the generator that everybody uses there: it is put back
+        with torch.random.fork_rng(devices=[]) if self.device.type == "cpu" else nullcontext():
             changed = self.fleet.changes(round_)
             if changed:
                 self.server.declare(changed)

@@ -120,6 +120,8 @@ class Fleet:
 
     def families(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
         """The chosen clients, family by family."""
+        if len(self.crews) == 1:
+            return [tuple(sorted(chosen))]
         groups: dict[int, list[int]] = {}
         for i in sorted(chosen):
             groups.setdefault(self.home[i][0], []).append(i)
@@ -216,10 +218,10 @@ class Fleet:
         everybody = places == list(range(len(crew.family.ids))) and crew.rest.device == self.device
         if everybody:
             rows = crew.rest.all()
-        elif covers(crew.family, down):  # all of a row is replaced by what was received: it need not be fetched
-            rows = torch.empty(len(places), crew.family.layout.width, device=self.device)
         else:
-            rows = crew.rest.take(places).to(self.device)
+            rows = crew.room(len(places), self.device)
+            if not covers(crew.family, down):  # what was received does not replace all of a row: it must be fetched
+                rows.copy_(crew.rest.take(places))
         self.install(crew.family, rows, down)
         view = self.view(crew, down.ids, rows, down)
         prepared = self.terms.method.prepare(view)
@@ -255,12 +257,11 @@ class Fleet:
             kind, crew.at_once = self._known[template]
             crew.engine = ENGINES[kind](recipe)
             return crew.engine
-        crew.at_once = step = self.clients_at_once or how_many_at_once(recipe, dict(extras))
+        crew.at_once = self.clients_at_once or how_many_at_once(recipe, extras)
         names = self.engine_name.split(",")  # one for all families, or one each
         name = names[self.crews.index(crew) % len(names)]
-        few = {name: value[:step] for name, value in extras.items()}
-        crew.engine = choose(name, recipe, rows[: min(step, len(crew.clients))], few)
-        self._known[template] = (crew.engine.name, step)
+        crew.engine = choose(name, recipe, rows, extras, crew.at_once)
+        self._known[template] = (crew.engine.name, crew.at_once)
         return crew.engine
 
     def _teach(
@@ -286,6 +287,8 @@ class Fleet:
         extras: Mapping[str, Tensor],
     ) -> Tensor:  # fmt: skip
         """Train rows, in place, `step` clients at a time; their mean losses, (k,)."""
+        if engine.name != "vectorised":  # the others never hold more than a client a worker
+            step = self.clients_at_once or len(rows)
         losses = []
         for at in range(0, len(rows), step):
             part = slice(at, at + step)

@@ -12,8 +12,11 @@ from torch import Tensor
 from fedquilt.messages import Block, Down, Member, Roster, Sent, Up
 from fedquilt.methods.base import Method, State
 from fedquilt.sharing import AnyUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, merge_unit, traffic
+from fedquilt.sharing.merge import Mean
 from fedquilt.stacks import Signature
+from fedquilt.training.graph import Graph
 
+_CAPTURE_UP_TO = 2**24  # numbers in a merge; bigger ones take longer than launching them, and graphs keep memory
 _COUNT_AFTER = 64  # rounds whose left-out updates wait to be counted
 Key = tuple[str, Signature]  # a unit in one of the shapes it comes in
 
@@ -27,6 +30,7 @@ class Shelf:
     value: Tensor  # (circles, size)
     known: Tensor  # (circles,) bool: whether a circle has a value at all
     settled: bool = False  # whether it is certain, without asking the device, that all circles have one
+    captured: _Captured | None = None  # the last merge, if it was on a GPU
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -46,6 +50,22 @@ class Shelf:
         """A shelf for one of the units alone."""
         return Shelf(self.plan, (key,), self.column(key).clone(), self.known.clone(), self.settled)
 
+    def merge(self, parts: Sequence[tuple[Tensor, Tensor]], rule: Rule) -> Tensor:
+        """Merge client numbers and their copies; which of the copies were not finite and left out, (k,)."""
+        merged = merge_unit(self.plan, parts, rule)
+        self.value.copy_(merged.onto(self.value))
+        self.known |= merged.heard
+        return merged.refused
+
+    def replayed(self, ids: Tensor, values: Tensor, rule: Rule) -> Tensor:
+        """`merge` of one part. On a GPU, copies that come in the same memory again are merged by a captured graph."""
+        if not values.is_cuda or values.numel() > _CAPTURE_UP_TO or not isinstance(rule, Mean):
+            return self.merge([(ids, values)], rule)
+        key = (values.data_ptr(), values.shape, values.stride(), self.value.data_ptr())
+        if self.captured is None or self.captured.key != key:
+            self.captured = _Captured(key, self, values, rule)
+        return self.captured.merge(ids)
+
     def all_known(self) -> bool:
         """Whether every circle has a value; once it has, it keeps one."""
         self.settled = self.settled or bool(self.known.all())
@@ -54,6 +74,32 @@ class Shelf:
 
 def _size(signature: Signature) -> int:
     return sum(int(torch.Size(shape).numel()) for shape in signature)
+
+
+class _Captured:
+    """A merge of copies that lie in one place: done as it is at first, captured when it comes again, then replayed."""
+
+    def __init__(self, key: tuple[object, ...], shelf: Shelf, values: Tensor, rule: Rule) -> None:
+        self.key, self.shelf, self.values, self.rule = key, shelf, values, rule
+        self.ids = torch.zeros(len(values), dtype=torch.int64, device=values.device)
+        self.left_out = torch.zeros(len(values), dtype=torch.bool, device=values.device)
+        self.graph: Graph | None = None
+        self.seen = 0
+
+    def merge(self, ids: Tensor) -> Tensor:
+        """Merge the copies of clients of these numbers; which of them were left out, (k,)."""
+        self.ids.copy_(ids, non_blocking=True)
+        self.seen += 1
+        if self.graph is None and self.seen > 1:
+            self.graph = Graph(self._merge, self.values.device)
+        if self.graph is None:
+            self._merge()
+        else:
+            self.graph.replay()
+        return self.left_out.clone()
+
+    def _merge(self) -> None:
+        self.left_out.copy_(self.shelf.merge([(self.ids, self.values)], self.rule))
 
 
 class _Some:
@@ -229,10 +275,11 @@ class Server:
         parts = [part for part in whole if part is not None]
         if not parts:
             return
-        merged = merge_unit(shelf.plan, parts, self.rule)
-        shelf.value.copy_(merged.onto(shelf.value))
-        shelf.known |= merged.heard
-        left_out.append((parts[0][0] if len(parts) == 1 else torch.cat([ids for ids, _ in parts]), merged.refused))
+        if len(parts) == 1:
+            ids, values = parts[0]
+            left_out.append((ids, shelf.replayed(ids, values, self.rule)))
+        else:
+            left_out.append((torch.cat([ids for ids, _ in parts]), shelf.merge(parts, self.rule)))
 
     def _part(self, up: Up, keys: Sequence[Key]) -> tuple[Tensor, Tensor] | None:
         has = self.roster.members[up.ids[0]].units

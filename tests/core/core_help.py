@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,7 +16,7 @@ import fedquilt as fq
 from fedquilt.messages import Down, Roster, Sent, Up
 from fedquilt.methods import FedAvg, Method, State
 from fedquilt.sharing import Plan
-from fedquilt.training.batches import key_of, orders
+from fedquilt.training.batches import key_of, orders, streams
 
 ENGINES = ("sequential", "vectorised", "parallel")
 Builder = Callable[[], nn.Module]
@@ -130,8 +131,8 @@ def plain_fedavg(scenario: fq.Scenario, rounds: int, seed: int = 0) -> dict[str,
             own = {"momentum": t.momentum, "nesterov": t.nesterov} if t.optimiser == "sgd" else {"betas": t.betas}
             optimiser = kind(model.parameters(), lr=t.rate(round_), weight_decay=t.weight_decay, **own)
             n = client.samples
-            key = torch.tensor([key_of(seed, client.name)])
-            order = orders(key, round_, t.epochs, torch.tensor([n]), n)[0]  # (epochs, n)
+            key = np.array([key_of(seed, client.name)], dtype=np.uint64)
+            order = orders(torch.from_numpy(streams(key, round_, t.epochs)), torch.tensor([n]), n)[0]  # (epochs, n)
             for epoch in order:
                 for index in epoch.split(t.batch):
                     optimiser.zero_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -21,8 +22,10 @@ _TRIAL_BATCHES = 2
 _TRIAL_BYTES = 2**26  # clients of big models are tried a few at a time: a trial shall not be what takes most memory
 
 
-def choose(name: str, recipe: Recipe, rows: Tensor, extras: dict[str, Tensor]) -> Engine:
+def choose(name: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor], at_once: int) -> Engine:
     """The engine of a name; 'auto' tries the candidates on copies of some clients' rows and takes the fastest.
+
+    `at_once` is how many clients a stack may have.
 
     A model that cannot be stacked is trained by another engine, and that is said once.
     """
@@ -32,9 +35,8 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: dict[str, Tensor]) -
         return ENGINES[name](recipe)
     short = _shortened(recipe)
     few = min(len(rows), max(2 * cores(), _TRIAL_BYTES // bytes_a_client(recipe, extras)))
-    tried = {name: value[:few] for name, value in extras.items()}
-    job = Job(rows[:few], tuple(range(few)), 1, recipe.training.lr, None, tried)
     try:
+        job = _job_of(recipe, rows, extras, min(few, at_once))
         stacked = _seconds(Vectorised(short), job, repeats=1 if name == "vectorised" else 2)
     except Exception as error:
         others = "parallel" if _can_fork(recipe, rows) else "sequential"
@@ -47,7 +49,14 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: dict[str, Tensor]) -
     if name == "vectorised" or recipe.device.type == "cuda":
         return Vectorised(recipe)
     other = Parallel if _can_fork(recipe, rows) else Sequential
-    return Vectorised(recipe) if stacked <= _seconds(other(short), job, repeats=2) else other(recipe)
+    single = _seconds(other(short), _job_of(recipe, rows, extras, few), repeats=2)
+    return Vectorised(recipe) if stacked <= single else other(recipe)
+
+
+def _job_of(recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor], few: int) -> Job:
+    """A first round of the first few clients."""
+    some = {name: value[:few] for name, value in extras.items()}
+    return Job(rows[:few], tuple(range(few)), 1, recipe.training.lr, None, some)
 
 
 def _can_fork(recipe: Recipe, rows: Tensor) -> bool:
@@ -62,17 +71,17 @@ def _shortened(recipe: Recipe) -> Recipe:
 
 
 def _seconds(engine: Engine, job: Job, repeats: int) -> float:
-    """The time of a trial, the first run of which only warms up."""
+    """The time a client takes in a trial, the first run of which only warms up."""
     try:
         for _ in range(repeats):
             start = time.perf_counter()
             engine.train(replace(job, rows=job.rows.clone()))
-        return time.perf_counter() - start
+        return (time.perf_counter() - start) / len(job.members)
     finally:
         engine.close()
 
 
-def bytes_a_client(recipe: Recipe, extras: dict[str, Tensor]) -> int:
+def bytes_a_client(recipe: Recipe, extras: Mapping[str, Tensor]) -> int:
     """About how much memory one client takes while it trains: its row several times, and what backward remembers."""
     saved = 0
 
@@ -92,6 +101,6 @@ def bytes_a_client(recipe: Recipe, extras: dict[str, Tensor]) -> int:
     return 4 * recipe.layout.width * 6 + 3 * saved
 
 
-def how_many_at_once(recipe: Recipe, extras: dict[str, Tensor]) -> int:
+def how_many_at_once(recipe: Recipe, extras: Mapping[str, Tensor]) -> int:
     """How many clients are stacked at once: as many as fit into the machine's budget for them."""
     return max(1, memory_budget(recipe.device) // max(1, bytes_a_client(recipe, extras)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedquilt.training.batches import Schedule, orders, seed_device
+from fedquilt.training.batches import Schedule, orders, seed_device, streams
 from fedquilt.training.engine import Job, Recipe
 from fedquilt.training.layers import prepare_one
 from fedquilt.training.objective import Batch, Context
@@ -58,7 +59,8 @@ class Sequential:
         seed_device(recipe.device, key, job.round)  # for dropout and the like
         self.optimiser.reset()
         schedule = _schedule(count, recipe.training.batch, recipe.training.epochs)
-        order = orders(torch.tensor([key]), job.round, recipe.training.epochs, torch.tensor([count]), count)
+        stream = streams(np.array([key], dtype=np.uint64), job.round, recipe.training.epochs)
+        order = orders(torch.from_numpy(stream), None, count)
         indices = schedule.indices(order, torch.tensor([start]))[0].to(samples.x.device)  # (S, B)
         anchor = layout.split_parameters(self.flat.clone()) if recipe.objective.needs_anchor else {}
         extras = {name: value[at] for name, value in job.extras.items()}

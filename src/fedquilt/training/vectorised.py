@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedquilt.training.batches import Schedule, orders, seed_device
+from fedquilt.training.batches import Schedule, orders, seed_device, streams
 from fedquilt.training.engine import Job, Recipe, memory_budget
 from fedquilt.training.graph import Graph, captures
 from fedquilt.training.layers import padding, prepare_stack, stackable
@@ -40,8 +41,8 @@ class Vectorised:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.module = prepare_stack(recipe.module(), gpu=recipe.device.type == "cuda")
-        self.keys = torch.tensor(recipe.samples.key, device=recipe.device)
-        self.starts = torch.tensor(recipe.samples.start, device=recipe.device)
+        self.keys, self.starts = np.array(recipe.samples.key, dtype=np.uint64), np.array(recipe.samples.start)
+        self.budget = memory_budget(recipe.device)
         counts = recipe.samples.count
         self.longest = max(counts)
         self.even = len(set(counts)) == 1
@@ -55,8 +56,8 @@ class Vectorised:
         stage = self.stages.pop(key, None) or _Stage(self, counts, job)
         self.stages[key] = stage  # the latest used is the last
         losses = stage.run(job, counts)
-        held, budget = sum(stage.bytes for stage in self.stages.values()), memory_budget(self.recipe.device)
-        while len(self.stages) > 1 and (held > budget or len(self.stages) > _MOST_STAGES):
+        held = sum(stage.bytes for stage in self.stages.values())
+        while len(self.stages) > 1 and (held > self.budget or len(self.stages) > _MOST_STAGES):
             held -= self.stages.pop(next(iter(self.stages))).bytes
         return losses
 
@@ -133,9 +134,8 @@ class _Stage:
         self.anchor = {n: torch.empty_like(t) for n, t in shaped.items()} if recipe.objective.needs_anchor else {}
         self.extras = {name: torch.empty_like(value, device=device) for name, value in job.extras.items()}
         self.scale = None if job.scale is None else torch.empty_like(job.scale, device=device)
-        self.members: tuple[int, ...] = ()
-        self.places = torch.empty(k, dtype=torch.int64, device=device)  # the members, on the device
-        self.round = torch.zeros((), dtype=torch.int64, device=device)
+        # Each client's random stream in each epoch and where its samples start: what a round must know of who is in.
+        self.draw = torch.zeros(k, recipe.training.epochs + 1, dtype=torch.int64, device=device)
         self.lr, self.rate = torch.zeros((), device=device), 0.0
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.losses = torch.zeros(k, device=device)
@@ -178,13 +178,12 @@ class _Stage:
             self.extras[name].copy_(value)
         if self.scale is not None and job.scale is not None:
             self.scale.copy_(job.scale)
-        self.round.fill_(job.round)
+        members = np.array(job.members)
+        drawn = streams(self.engine.keys[members], job.round, training.epochs)
+        self.draw.copy_(torch.from_numpy(np.column_stack([drawn, self.engine.starts[members]])), non_blocking=True)
         if job.lr != self.rate:
             self.rate = job.lr
             self.lr.fill_(job.lr)
-        if job.members != self.members:
-            self.places.copy_(torch.tensor(job.members))
-            self.members = job.members
         seed_device(self.recipe.device, "stack", self.recipe.samples.key[job.members[0]], job.round)  # for dropout
         if self.eager:
             self.everything()
@@ -194,12 +193,11 @@ class _Stage:
         return self.losses.clone()
 
     def begin(self) -> None:
-        """Clients come in; the orders of the round are drawn and the last one forgotten."""
-        training = self.recipe.training
+        """Clients come in; their samples are put in order and the last round is forgotten."""
         self.move(inwards=True)
-        keys, starts = self.engine.keys[self.places], self.engine.starts[self.places]
-        order = orders(keys, self.round, training.epochs, self.counts, self.schedule.longest)
-        indices = self.schedule.indices(order, starts)  # (k, S, B)
+        counts = None if self.engine.even else self.counts
+        order = orders(self.draw[:, :-1], counts, self.schedule.longest)
+        indices = self.schedule.indices(order, self.draw[:, -1])  # (k, S, B)
         self.indices[:, : indices.shape[1]] = indices
         self.optimiser.reset()
         self.losses.zero_()
