@@ -54,5 +54,5 @@ class Rest:
             self.fresh.difference_update(places)
 
     def index(self, places: Sequence[int]) -> Tensor:
-        """(n,) places as a tensor where the rows are."""
-        return torch.tensor(places, dtype=torch.int64, device=self.device)
+        """(n,) places as a tensor where the rows are; made here and sent: making it there waits for a GPU."""
+        return torch.tensor(places, dtype=torch.int64).to(self.device, non_blocking=True)
