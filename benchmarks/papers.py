@@ -50,11 +50,14 @@ def _plain(*names: str) -> dict[str, tuple[str, dict[str, Any]]]:
     return {name: (name, {}) for name in names}
 
 
-def _cameras(labels: int) -> Experiment:
+def _cameras(labels: int, settings: Mapping[str, Any], training: Mapping[str, Any], why: str) -> Experiment:
     return Experiment(
-        "modfl-cameras", {"labels": labels}, {}, _plain("local", "fedavg", "fedper", "modfl"),
-        why="as in the paper, with CIFAR-10 at two resolutions in the place of CIFAR-10 and STL-10",
-    )  # fmt: skip
+        "modfl-cameras", {"labels": labels, **settings}, training, _plain("local", "fedavg", "fedper", "modfl"), why=why
+    )
+
+
+_FULL = "72 clients, 200 rounds as in the paper, with CIFAR-10 through two cameras for CIFAR-10 and STL-10"
+_SMALL = "18 of 72 clients, 60 of 200 rounds"
 
 
 def _wearables(labels: int) -> Experiment:
@@ -72,7 +75,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         }, BOTH, why="40 rounds of 30 local epochs, as in the paper",
     ),
     "modfl-wearables-4": _wearables(4), "modfl-wearables-2": _wearables(2), "modfl-wearables-5": _wearables(5),
-    "modfl-cameras-3": _cameras(3), "modfl-cameras-6": _cameras(6), "modfl-cameras-9": _cameras(9),
+    "modfl-cameras-3": _cameras(3, {}, {}, _FULL),
+    "modfl-cameras-6": _cameras(6, {}, {}, _FULL),
+    "modfl-cameras-9": _cameras(9, {}, {}, _FULL),
+    "modfl-cameras-small-3": _cameras(3, {"clients": 18}, {"rounds": 60}, _SMALL),
+    "modfl-cameras-small-6": _cameras(6, {"clients": 18}, {"rounds": 60}, _SMALL),
     "animals-labels": Experiment(
         "animals-labels", {}, {},
         {
@@ -85,13 +92,13 @@ EXPERIMENTS: dict[str, Experiment] = {
         why="100 rounds of one epoch, as in the thesis",
     ),
     "thesis-cifar10": Experiment(
-        "thesis-cifar10", {}, {}, _plain("local", "fedavg"), (*BOTH, "best-of-both", "averaged"),
-        why="100 rounds of one epoch, as in the thesis",
+        "thesis-cifar10", {"fraction": 0.1}, {"rounds": 50}, _plain("local", "fedavg"),
+        (*BOTH, "best-of-both", "averaged"), why="a tenth of the images, 50 of 100 rounds",
     ),
     "fedem-cifar10": Experiment(
-        "fedem-cifar10", {"model": "small-cnn"}, {"rounds": 40},
+        "fedem-cifar10", {"fraction": 0.1, "clients": 20, "model": "small-cnn"}, {"rounds": 30, "batch": 32},
         _plain("local", "fedavg", "fedprox", "fedmn") | {"fedmn-concat": ("fedmn", {"joint": "concat"})},
-        (*BOTH, "fine-tuned"), why="a small CNN in the place of MobileNet-v2, 40 of 200 rounds",
+        (*BOTH, "fine-tuned"), why="a tenth of the images, 20 of 80 clients, a small CNN for MobileNet-v2, 30 of 200 rounds",
     ),
 }  # fmt: skip
 
