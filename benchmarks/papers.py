@@ -98,7 +98,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fedem-cifar10": Experiment(
         "fedem-cifar10", {"fraction": 0.1, "clients": 20, "model": "small-cnn"}, {"rounds": 30, "batch": 32},
         _plain("local", "fedavg", "fedprox", "fedmn") | {"fedmn-concat": ("fedmn", {"joint": "concat"})},
-        (*BOTH, "fine-tuned"), why="a tenth of the images, 20 of 80 clients, a small CNN for MobileNet-v2, 30 of 200 rounds",
+        (*BOTH, "fine-tuned"),
+        why="a tenth of the images, 20 of 80 clients, a small CNN for MobileNet-v2, 30 of 200 rounds",
     ),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedquilt.training.common import common_zeros
+from fedquilt.training.common import common_zeros, send
 
 
 class Rest:
@@ -54,5 +54,5 @@ class Rest:
             self.fresh.difference_update(places)
 
     def index(self, places: Sequence[int]) -> Tensor:
-        """(n,) places as a tensor where the rows are; made here and sent: making it there waits for a GPU."""
-        return torch.tensor(places, dtype=torch.int64).to(self.device, non_blocking=True)
+        """(n,) places as a tensor where the rows are."""
+        return send(torch.tensor(places, dtype=torch.int64), self.device)

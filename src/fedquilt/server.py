@@ -14,6 +14,7 @@ from fedquilt.methods.base import Method, State
 from fedquilt.sharing import AnyUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, merge_unit, traffic
 from fedquilt.sharing.merge import Mean
 from fedquilt.stacks import Signature
+from fedquilt.training.common import send
 from fedquilt.training.graph import Graph
 
 _CAPTURE_UP_TO = 2**24  # numbers in a merge; bigger ones take longer than launching them, and graphs keep memory
@@ -88,7 +89,7 @@ class _Captured:
 
     def merge(self, ids: Tensor) -> Tensor:
         """Merge the copies of clients of these numbers; which of them were left out, (k,)."""
-        self.ids.copy_(ids, non_blocking=True)
+        self.ids.copy_(send(ids, self.ids.device))
         self.seen += 1
         if self.graph is None and self.seen > 1:
             self.graph = Graph(self._merge, self.values.device)
@@ -114,7 +115,7 @@ class _Some:
         if self.everybody:
             return whole
         if whole.device not in self.places:
-            self.places[whole.device] = torch.tensor(self.ids).to(whole.device, non_blocking=True)
+            self.places[whole.device] = send(torch.tensor(self.ids), whole.device)
         return whole[self.places[whole.device]]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Memory that forked processes have in common, taken from the system page by page as it is written to."""
+"""Host memory of two kinds: in common with forked processes, and such that a GPU fetches from it by itself."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def common_zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> 
     tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
     _starts[tensor.untyped_storage().data_ptr()] = memory  # lives as long as a tensor holds it
     return tensor
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A small tensor on a device. From pinned memory a GPU fetches it in its turn; from other memory we would wait."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def is_common(tensor: Tensor) -> bool:

@@ -19,6 +19,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedquilt.training.batches import Schedule, orders, seed_device, streams
+from fedquilt.training.common import send
 from fedquilt.training.engine import Job, Recipe, memory_budget
 from fedquilt.training.graph import Graph, captures
 from fedquilt.training.layers import padding, prepare_stack, stackable
@@ -180,7 +181,7 @@ class _Stage:
             self.scale.copy_(job.scale)
         members = np.array(job.members)
         drawn = streams(self.engine.keys[members], job.round, training.epochs)
-        self.draw.copy_(torch.from_numpy(np.column_stack([drawn, self.engine.starts[members]])), non_blocking=True)
+        self.draw.copy_(send(torch.from_numpy(np.column_stack([drawn, self.engine.starts[members]])), device))
         if job.lr != self.rate:
             self.rate = job.lr
             self.lr.fill_(job.lr)
