@@ -96,10 +96,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         (*BOTH, "best-of-both", "averaged"), why="a tenth of the images, 50 of 100 rounds",
     ),
     "fedem-cifar10": Experiment(
-        "fedem-cifar10", {"fraction": 0.1, "clients": 20, "model": "small-cnn"}, {"rounds": 30, "batch": 32},
+        "fedem-cifar10", {"fraction": 0.05, "clients": 20, "model": "small-cnn"}, {"rounds": 25, "batch": 32},
         _plain("local", "fedavg", "fedprox", "fedmn") | {"fedmn-concat": ("fedmn", {"joint": "concat"})},
         (*BOTH, "fine-tuned"),
-        why="a tenth of the images, 20 of 80 clients, a small CNN for MobileNet-v2, 30 of 200 rounds",
+        why="a twentieth of the images, 20 of 80 clients, a small CNN for MobileNet-v2, 25 of 200 rounds",
     ),
 }  # fmt: skip
 
