@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from fedquilt.checkpoint import Damaged
 from fedquilt.disk import METRICS, PLANS, TRAFFIC, RunFolder
 from fedquilt.federation import Callback, Federation, RoundReport
 from fedquilt.methods import METHODS, Local, Method
+from fedquilt.names import unknown
 from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.results import Evaluation, Row, summarise
 from fedquilt.runfile import method_from, rule_from, rule_to, training_from, values_of
@@ -33,29 +33,17 @@ from fedquilt.training.settings import Training
 OPTIONS = ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_every", "alone")
 
 
-def suggest(word: str, known: Iterable[str], what: str) -> str:
-    """A sentence for a name that is not known, with the nearest one.
-
-    >>> suggest("fedavgg", ["fedavg", "local"], "method")
-    "the method 'fedavgg' is not known; did you mean 'fedavg'?"
-    """
-    known = list(known)
-    near = difflib.get_close_matches(word, known, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
-    return f"the {what} '{word}' is not known; {hint}"
-
-
 def make_method(method: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
     """A method from its name and settings, or as it is."""
     if isinstance(method, Method):
         return method
     if method not in METHODS:
-        raise ValueError(suggest(method, METHODS, "method"))
+        raise ValueError(unknown(method, METHODS, "method"))
     kind = METHODS[method]
     known = [f.name for f in fields(kind)]
     for key in settings or {}:
         if key not in known:
-            raise ValueError(suggest(key, known, f"setting of '{method}'") if known else f"'{method}' has no settings")
+            raise ValueError(unknown(key, known, f"setting of {method}") if known else f"'{method}' has no settings")
     return kind(**(settings or {}))
 
 
@@ -65,7 +53,7 @@ def make_readouts(readouts: Sequence[str | Readout]) -> tuple[Readout, ...]:
     for readout in readouts:
         found = named(readout) if isinstance(readout, str) else readout
         if found is None:
-            raise ValueError(suggest(str(readout), READOUTS, "read-out"))
+            raise ValueError(unknown(str(readout), READOUTS, "read-out"))
         made.append(found)
     return tuple(made)
 

@@ -67,7 +67,7 @@ def test_sentences(make: Any, sentence: str | None) -> None:
         ({"betas": (0.9, 1.0)}, "two numbers in [0, 1)"),
         ({"share": 0}, "above 0 and at most 1"),
         ({"decay_at": (1.5,)}, "between 0 and 1"),
-        ({"epoch": 3}, "'epoch' is not known; did you mean 'epochs'?"),
+        ({"epoch": 3}, "there is no training setting 'epoch'; did you mean 'epochs'?"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], sentence: str) -> None:
@@ -134,7 +134,7 @@ def test_no_gpu() -> None:
 def test_names_that_are_not_known() -> None:
     with pytest.raises(ValueError, match="did you mean 'fedavg'"):
         fq.run(points(), "fedavgg")
-    with pytest.raises(ValueError, match="the setting of 'fedprox' 'nu' is not known; there are mu"):
+    with pytest.raises(ValueError, match="there is no setting of fedprox 'nu'; there are mu"):
         fq.run(points(), "fedprox", settings={"nu": 1})
     with pytest.raises(KeyError, match="there is no client 'bob'; there are client-0, client-1, client-2"):
         federation(points()).model("bob")

@@ -417,7 +417,7 @@ def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once() -> None:
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(ValueError, match="'vectorized' is not known"):
+    with pytest.raises(ValueError, match="there is no engine 'vectorized'; did you mean 'vectorised'"):
         federation(points(), engine="vectorized").step()
 
 

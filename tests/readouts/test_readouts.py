@@ -277,5 +277,5 @@ def test_names() -> None:
     assert named("best-of-last-7x") is None
     with pytest.raises(ValueError, match=r"best-of-last-1 looks at no earlier round: use the read-out 'best-of-both'"):
         named("best-of-last-1")
-    with pytest.raises(ValueError, match=r"the read-out 'best-of-bth' is not known; did you mean 'best-of-both'\?"):
+    with pytest.raises(ValueError, match=r"there is no read-out 'best-of-bth'; did you mean 'best-of-both'\?"):
         fq.run(specialists(), "fedavg", readouts=["best-of-bth"])

@@ -304,9 +304,9 @@ def test_refusals() -> None:
         Krum(0)
     with pytest.raises(ValueError, match=r"^Krum with keep=0 keeps no copy; give 1 or more$"):
         Krum(1, keep=0)
-    with pytest.raises(ValueError, match=r"^the merge 'medain' is not known; did you mean 'median'"):
+    with pytest.raises(ValueError, match=r"^there is no merge 'medain'; did you mean 'median'"):
         pick("medain")
-    with pytest.raises(ValueError, match=r"^the merge 'x' is not known; take one of mean, sum, median, trimmed"):
+    with pytest.raises(ValueError, match=r"^there is no merge 'x'; there are mean, sum, median, trimmed"):
         pick("x")
     with pytest.raises(ValueError, match=r"^nothing to merge; when no copy was sent a circle keeps its value$"):
         merge_unit(UnitPlan([0]), [])

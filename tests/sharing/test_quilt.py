@@ -58,6 +58,7 @@ def test_the_same_letter_is_the_same_clients() -> None:
 def test_colours_are_there_in_a_terminal_and_only_there() -> None:
     quilt = Quilt(everyone(["u"], [1, 1]), ["a", "b"])
     assert "\x1b[" in draw(quilt, colour=True)
+    assert str(patch(0, 5).style) == "#000000 on #56B4E9"  # what a terminal makes of it is up to its depth of colour
     assert "\x1b" not in draw(quilt)
 
 

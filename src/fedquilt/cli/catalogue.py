@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedquilt.cli import options as opt
-from fedquilt.cli.speak import Refused, did_you_mean, out, print_json
+from fedquilt.cli.speak import Refused, out, print_json
+from fedquilt.names import unknown
 
 Entry = dict[str, Any]
 
@@ -84,7 +85,7 @@ def list_(kind: Kind, json: opt.AsJson = False) -> None:
         list_data(None, json)
         return
     if kind not in KINDS:
-        raise Refused(did_you_mean(kind, [*KINDS, "data"], "list of"))
+        raise Refused(unknown(kind, [*KINDS, "data"], "list of"))
     found = KINDS[kind]()
     if json:
         print_json([{**entry, "settings": _plain(entry.get("settings", {}))} for entry in found])

@@ -20,8 +20,9 @@ from fedquilt.cli.comparison import ALONE, check_form, choose, compared, default
 from fedquilt.cli.crew import Crew, News, how_many
 from fedquilt.cli.jobs import Job, sweep
 from fedquilt.cli.order import Choices
-from fedquilt.cli.speak import Refused, did_you_mean, note
+from fedquilt.cli.speak import Refused, note
 from fedquilt.cli.watch import watched
+from fedquilt.names import unknown
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -74,7 +75,7 @@ def compare(
     choices = Choices(rounds, settings or (), readouts, merge, device, engine, clients_at_once, evaluate_every, numbers)
     check_form(form)
     if reference is not None and reference not in methods:
-        raise Refused(did_you_mean(reference, methods, "method in this comparison"))
+        raise Refused(unknown(reference, methods, "method in this comparison"))
     if target is not None and not 0 < target <= 1:
         raise Refused(f"--target {target}: give an accuracy above 0 and at most 1")
     if jobs is not None and jobs < 1:

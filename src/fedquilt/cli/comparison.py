@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedquilt.cli.speak import Refused, did_you_mean, out, print_json
+from fedquilt.cli.speak import Refused, out, print_json
+from fedquilt.names import unknown
 
 if TYPE_CHECKING:
     from fedquilt.cli.jobs import Job
@@ -97,7 +98,7 @@ def compared(
 def check_form(form: str) -> None:
     """Refuse a format that nobody knows."""
     if form not in FORMS:
-        raise Refused(did_you_mean(form, FORMS, "format"))
+        raise Refused(unknown(form, FORMS, "format"))
 
 
 def show(comparison: Comparison, form: str, json: bool = False, **more: Any) -> None:

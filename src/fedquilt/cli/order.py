@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedquilt.cli.scenario import Source, find
 from fedquilt.cli.settings import Shelf, convert, route, shelf_of
-from fedquilt.cli.speak import Refused, did_you_mean
+from fedquilt.cli.speak import Refused
+from fedquilt.names import unknown
 
 if TYPE_CHECKING:
     from fedquilt.methods import Method
@@ -70,12 +71,12 @@ def take_order(scenario: str, methods: Sequence[str], choices: Choices) -> Order
 
     for name in methods:
         if name not in METHODS:
-            raise Refused(did_you_mean(name, METHODS, "method"))
+            raise Refused(unknown(name, METHODS, "method"))
     twice = [name for at, name in enumerate(methods) if name in methods[:at]]
     if twice:
         raise Refused(f"the method '{twice[0]}' is named twice; once is enough")
     if choices.merge not in MERGES:
-        raise Refused(did_you_mean(choices.merge, MERGES, "merge"))
+        raise Refused(unknown(choices.merge, MERGES, "merge"))
     check_hardware(choices)
     source = find(scenario)
     shelves = {
@@ -110,7 +111,7 @@ def check_hardware(choices: Choices) -> None:
     from fedquilt.training.choose import ENGINES
 
     if choices.engine not in ("auto", *ENGINES):
-        raise Refused(did_you_mean(choices.engine, ("auto", *ENGINES), "engine"))
+        raise Refused(unknown(choices.engine, ("auto", *ENGINES), "engine"))
     try:
         pick_device(choices.device)
     except RuntimeError:

@@ -12,9 +12,10 @@ import typer
 from fedquilt.cli import options as opt
 from fedquilt.cli.board import Board, Outcome
 from fedquilt.cli.order import Choices, take_order
-from fedquilt.cli.speak import Refused, did_you_mean, note, out, print_json
+from fedquilt.cli.speak import Refused, note, out, print_json
 from fedquilt.cli.tables import summary_table, what_it_says
 from fedquilt.cli.watch import watched
+from fedquilt.names import unknown
 
 if TYPE_CHECKING:
     from fedquilt.federation import Callback
@@ -90,7 +91,7 @@ def trackers(names: list[str] | None, folder: Path | None, title: str) -> list[C
 
     for name in names or ():
         if name not in TRACKERS:
-            raise Refused(did_you_mean(name, TRACKERS, "tracker"))
+            raise Refused(unknown(name, TRACKERS, "tracker"))
     made: list[Callback] = []
     if "tensorboard" in (names or ()):
         made.append(tensorboard((folder or Path("runs")) / "tensorboard"))

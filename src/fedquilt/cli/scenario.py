@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedquilt.cli.speak import Refused, did_you_mean
+from fedquilt.cli.speak import Refused
+from fedquilt.names import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,5 +56,5 @@ def find(name: str) -> Source:
     if place is not None:
         return Source(name, function_of(*place), own=True)
     if name not in SCENARIOS:
-        raise Refused(did_you_mean(name, SCENARIOS, "scenario"))
+        raise Refused(unknown(name, SCENARIOS, "scenario"))
     return Source(name, SCENARIOS[name])

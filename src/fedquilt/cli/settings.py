@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedquilt.cli.speak import Refused, did_you_mean
+from fedquilt.cli.speak import Refused
+from fedquilt.names import unknown
 
 MANY = ("--set", "--sweep", "--traits")  # options that take several words
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -120,7 +121,7 @@ def _owners(
     owners = [name for name in within if key in shelves[name].hints]
     if not owners:
         known = dict.fromkeys(k for name in within for k in shelves[name].hints)
-        raise Refused(did_you_mean(key, known, "setting"))
+        raise Refused(unknown(key, known, "setting"))
     kinds = {"method" if name in methods else name for name in owners}
     if len(kinds) > 1:
         ways = " or ".join(f"{name}.{key}=..." for name in owners)
@@ -139,7 +140,7 @@ def convert(text: str, hint: Any, key: str) -> Any:
         return _any_of(text, inner, key)
     if origin is Literal:
         if text not in inner:
-            raise Refused(did_you_mean(text, [str(word) for word in inner], f"value of {key}"))
+            raise Refused(unknown(text, [str(word) for word in inner], f"value of {key}"))
         return text
     if isinstance(origin, type) and issubclass(origin, collections.abc.Mapping):
         raise Refused(f"{key} has several entries: set one at a time, as in {key}.name=value")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -18,20 +16,6 @@ err = Console(stderr=True, highlight=False)
 
 class Refused(ValueError):
     """Something the user asked for that cannot be done, as a sentence."""
-
-
-def did_you_mean(wrong: str, known: Iterable[str], what: str) -> str:
-    """A sentence about a name nobody knows, with the nearest one.
-
-    >>> did_you_mean("fedavgg", ["fedavg", "local"], "method")
-    "there is no method 'fedavgg'; did you mean 'fedavg'?"
-    >>> did_you_mean("x", [], "setting")
-    "there is no setting 'x'; there are none here"
-    """
-    names = list(known)
-    near = difflib.get_close_matches(wrong.lower(), names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names) or 'none here'}"
-    return f"there is no {what} '{wrong}'; {hint}"
 
 
 def complain(sentence: str) -> None:

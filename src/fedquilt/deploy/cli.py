@@ -172,14 +172,15 @@ def status(folder: Where = Path(".")) -> None:
 def choose(method: str, merge: str, settings: list[str] | tuple[()]) -> dict[str, dict[str, Any]]:
     """The user's settings, each for the part that knows its name: the method, training or the merge."""
     from fedquilt.cli.settings import route, shelf_of
-    from fedquilt.cli.speak import Refused, did_you_mean
+    from fedquilt.cli.speak import Refused
     from fedquilt.methods import METHODS
+    from fedquilt.names import unknown
     from fedquilt.sharing import MERGES
     from fedquilt.training.settings import Training
 
     for name, known, what in ((method, METHODS, "method"), (merge, MERGES, "merge")):
         if name not in known:
-            raise Refused(did_you_mean(name, known, what))
+            raise Refused(unknown(name, known, what))
     shelves = {"training": shelf_of(Training), "merge": shelf_of(MERGES[merge]), method: shelf_of(METHODS[method])}
     placed = route(settings, shelves, [method])
     return {

@@ -37,10 +37,11 @@ from fedquilt.sharing.circles import Linkage
 
 @dataclass(frozen=True)
 class FedDL(Method):
-    """`interval` rounds pass before the first layer is grouped, and (1 - `decay`) times as many before each next one.
+    """Layers are shared with whoever is alike, found bottom up while training.
 
-    With `regroup_every`, all layers are grouped anew so many rounds after the last one was. A group's id is the number
-    of its first client.
+    `interval` rounds pass before the first layer is grouped, and (1 - `decay`) times as many before each next one. With
+    `regroup_every`, all layers are grouped anew so many rounds after the last one was. A group's id is the number of
+    its first client.
     """
 
     name: ClassVar[str] = "feddl"

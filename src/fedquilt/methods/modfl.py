@@ -39,10 +39,11 @@ PAPER = {"configuration": "device", "operation": "cohort"}
 
 @dataclass(frozen=True)
 class ModFL(Method):
-    """`by` says for each module (or pattern such as "conv*"; the first that fits holds) with whom it is shared.
+    """The modules of one model federate with different peers: by device, by cohort, found or given.
 
-    Where it says nothing of the paper's two modules, these follow the traits device and cohort. Its values are the name
-    of a trait; "found": cohorts found by clustering updates, `cohorts` of them for each task (None: as many as the
+    `by` says for each module (or pattern such as "conv*"; the first that fits holds) with whom it is shared. Where it
+    says nothing of the paper's two modules, these follow the traits device and cohort. Its values are the name of a
+    trait; "found": cohorts found by clustering updates, `cohorts` of them for each task (None: as many as the
     silhouette speaks for), in the first round and then `every` few rounds; "affinity": the same from how alike models
     answer, grouped with `linkage`; "everyone"; "private". `split` (Algorithm 1, line 2) cuts models that declare no
     modules: so many units at the bottom are the configuration module, the others the operation module; a negative

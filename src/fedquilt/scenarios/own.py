@@ -11,8 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedquilt.names import unknown
 from fedquilt.scenario import Scenario
-from fedquilt.scenarios.registry import Builder, nearest
+from fedquilt.scenarios.registry import Builder
 
 
 def split_address(text: str) -> tuple[Path, str] | None:
@@ -37,7 +38,7 @@ def function_of(path: Path, function: str) -> Builder:
     found = getattr(module, function, None)
     if not inspect.isfunction(found):
         here = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        raise ValueError(f"{path}: {nearest(function, here or ['none'], 'function')}; write {path}:function")
+        raise ValueError(f"{path}: {unknown(function, here or ['none'], 'function')}; write {path}:function")
     built: Builder = found
     return built
 

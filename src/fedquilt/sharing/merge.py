@@ -6,7 +6,6 @@ Every rule takes `(values (k, size), circle (k,), weight (k,), circles)`, where 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fedquilt.names import unknown
 from fedquilt.sharing.robust import Krum, Median, TrimmedMean
 from fedquilt.sharing.sums import Merged, Sums
 from fedquilt.sharing.unitplan import AnyUnit, MixedUnit
@@ -72,9 +72,7 @@ def pick(name: str, **settings: Any) -> Rule:
     TrimmedMean(share=0.2)
     """
     if name not in MERGES:
-        near = difflib.get_close_matches(name, MERGES, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"take one of {', '.join(MERGES)}"
-        raise ValueError(f"the merge '{name}' is not known; {hint}")
+        raise ValueError(unknown(name, MERGES, "merge"))
     return MERGES[name](**settings)
 
 

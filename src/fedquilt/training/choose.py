@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedquilt.names import unknown
 from fedquilt.training.engine import Engine, Job, Recipe, memory_budget
 from fedquilt.training.layers import prepare_one
 from fedquilt.training.objective import Batch, Context
@@ -30,7 +31,7 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]
     A model that cannot be stacked is trained by another engine, and that is said once.
     """
     if name not in (*ENGINES, "auto"):
-        raise ValueError(f"the engine '{name}' is not known; take auto, {', '.join(ENGINES)}")
+        raise ValueError(unknown(name, ("auto", *ENGINES), "engine"))
     if name in ("parallel", "sequential"):
         return ENGINES[name](recipe)
     short = _shortened(recipe)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import Any, Literal
+
+from fedquilt.names import unknown
 
 OptimiserName = Literal["sgd", "adam", "adamw"]
 
@@ -71,7 +72,5 @@ class Training:
         known = [f.name for f in fields(self)]
         for key in changes:
             if key not in known:
-                near = get_close_matches(key, known, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
-                raise ValueError(f"training settings: '{key}' is not known; {hint}")
+                raise ValueError(unknown(key, known, "training setting"))
         return replace(self, **changes)
