@@ -235,6 +235,17 @@ def test_every_few_rounds() -> None:
     assert seen == [[0, 0, 1, 1]] * 6 + [[1, 0, 1, 0]]  # clustered after rounds 1, 4 and 7
 
 
+def test_a_client_that_sends_no_numbers_keeps_its_cohort() -> None:
+    method = ModFL(by={"head": "found"}, every=1, cohorts=2)
+    roster = Roster(tuple(Member(f"c{i}", 10, {}, (0, 1), {"head": ((2,),)}) for i in range(4)), 2, 9)
+    state, plan = method.begin(roster)
+    ways = {i: [1.0, 0.1 * i] if i < 2 else [0.1 * i, 1.0] for i in range(4)}
+    for round_, copies in enumerate([ways, ways | {3: [float("nan"), 0.0]}], start=1):
+        sent = looked_at(copies, {i: [0.0, 0.0] for i in range(4)}, round_)
+        state, plan = method.next(state, plan, sent, roster)
+        assert circles(plan, "head") == [0, 0, 1, 1]
+
+
 # --- any modules, any tasks -------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedquilt.messages import Sent
 from fedquilt.sharing import affinity, circles_by_trait, cluster_updates, cosine_distance, group_by_affinity, keep_ids
 from fedquilt.sharing.circles import Linkage
+from fedquilt.sharing.sums import finite_rows
 from fedquilt.stacks import Signature
 
 Known = dict[str, Any]
@@ -97,15 +98,17 @@ def nearest(updates: Tensor, centres: Tensor) -> Tensor:
 
 
 def _copies(task: Task, tasks: Sequence[Task], sent: Sent) -> tuple[Tensor, Tensor]:
-    """Who of a task sent its module, (k,), and their copies, (k, size)."""
+    """Who of a task sent its module, (k,), and their copies, (k, size); who sent no finite numbers is left out."""
     ids, copies = [torch.zeros(0, dtype=torch.int64)], []
     for up in sent.ups if task else ():
         # Units of a module are planned alike, so whoever sent one of them sent all.
         parts = [up.part([unit]) for unit, _ in task] if tasks[up.ids[0]] == task else []
         there = [part for part in parts if part is not None]
         if there and len(there) == len(task):
-            ids.append(there[0][0])
-            copies.append(torch.cat([value for _, value in there], 1))
+            values = torch.cat([value for _, value in there], 1)
+            good = finite_rows(values)
+            ids.append(there[0][0][good.cpu()])
+            copies.append(values[good])
     return torch.cat(ids), torch.cat(copies) if copies else torch.zeros(0, 0)
 
 
