@@ -106,7 +106,7 @@ def test_engines_that_were_found_out_are_not_found_out_again(tmp_path: Path, mon
 
     options: dict[str, Any] = {"alone": False, "checkpoint_every": 1, "out": tmp_path, "engine": "auto"}
     with monkeypatch.context() as patch:
-        patch.setattr("fedquilt.fleet.choose", lambda name, recipe, rows, extras: ENGINES["sequential"](recipe))
+        patch.setattr("fedquilt.fleet.choose", lambda name, recipe, *_: ENGINES["sequential"](recipe))
         with pytest.raises(RuntimeError, match="gone"):
             fq.run(build(), "fedavg", callbacks=[end], **options)
     monkeypatch.setattr("fedquilt.fleet.choose", lambda *_: pytest.fail("the engines were known"))
