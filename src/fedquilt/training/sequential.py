@@ -32,14 +32,14 @@ class Sequential:
             place = layout.places[name]
             named[name].data = self.flat[place.start : place.stop].view(place.shape)
         self.named = {name: named[name] for name in layout.parameter_names}
-        self.trained = [parameter for parameter in self.named.values() if parameter.requires_grad]  # not the frozen
+        self.trained = tuple(name for name, parameter in self.named.items() if parameter.requires_grad)
         # A model may write its buffers in place or put new tensors there: each has a slot where it is looked up.
         self.slots: dict[str, tuple[dict[str, Tensor | None], str]] = {}
         for name in layout.buffer_names:
             path, _, leaf = name.rpartition(".")
             self.slots[name] = (self.module.get_submodule(path)._buffers, leaf)
         self.buffers = dict(self.module.named_buffers())
-        self.optimiser = Optimiser(recipe.training, [p.data for p in self.trained])
+        self.last: tuple[tuple[str, ...], Optimiser] | None = None  # the last optimiser, and what it trains
 
     def train(self, job: Job) -> Tensor:
         losses = torch.zeros(len(job.members), device=job.rows.device)
@@ -57,14 +57,18 @@ class Sequential:
             place, (home, leaf) = layout.places[name], self.slots[name]
             home[leaf] = buffer.copy_(row[place.start : place.stop].view(place.shape))
         seed_device(recipe.device, key, job.round)  # for dropout and the like
-        self.optimiser.reset()
         schedule = _schedule(count, recipe.training.batch, recipe.training.epochs)
         stream = streams(np.array([key], dtype=np.uint64), job.round, recipe.training.epochs)
         order = orders(torch.from_numpy(stream), None, count)
         indices = schedule.indices(order, torch.tensor([start]))[0].to(samples.x.device)  # (S, B)
         anchor = layout.split_parameters(self.flat.clone()) if recipe.objective.needs_anchor else {}
         extras = {name: value[at] for name, value in job.extras.items()}
-        scale = None if job.scale is None else job.scale[at]
+        names, scales = self.trained, {}
+        if job.scale is not None:  # what has the rate 0 rests, and only what has another rate than 1 must be scaled
+            scales = self._scales(job.scale[at])
+            names = tuple(name for name in names if name not in scales or bool(scales[name].any()))
+        trained = [self.named[name] for name in names]
+        optimiser = self._optimiser(names)
         total = torch.zeros((), device=recipe.device)
         for step in range(schedule.steps[0]):
             index = indices[step]
@@ -73,11 +77,14 @@ class Sequential:
             batch = Batch(samples.x[index].to(recipe.device), samples.y[index].to(recipe.device))
             context = Context(self.named, anchor, extras, schedule.epoch[0, step])
             loss = recipe.objective(self.module, batch, context)
-            gradients = torch.autograd.grad(loss, self.trained, allow_unused=True, materialize_grads=True)
-            before = None if scale is None else self.flat.clone()
-            self.optimiser.step(gradients, job.lr)
-            if before is not None and scale is not None:
-                hold_back(before, self.flat, scale)
+            if not trained:
+                total += loss.detach()
+                continue
+            gradients = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+            before = {name: self.named[name].detach().flatten().clone() for name in scales if name in names}
+            optimiser.step(gradients, job.lr)
+            for name, value in before.items():
+                hold_back(value, self.named[name].data.view(-1), scales[name])
             total += loss.detach()
         row[: layout.parameters] = self.flat
         for name, (home, leaf) in self.slots.items():
@@ -85,6 +92,22 @@ class Sequential:
             assert now is not None
             row[place.start : place.stop] = now.detach().reshape(-1)
         return total / schedule.steps[0]
+
+    def _scales(self, scale: Tensor) -> dict[str, Tensor]:
+        """The multipliers of the learning rate, (1,) or (size,), of parameters where these are not all 1."""
+        layout = self.recipe.layout
+        if len(scale) == 1:
+            return {} if float(scale) == 1 else dict.fromkeys(self.trained, scale)
+        places = {name: layout.places[name] for name in self.trained}
+        parts = {name: scale[place.start : place.stop] for name, place in places.items()}
+        return {name: part for name, part in parts.items() if bool((part != 1).any())}
+
+    def _optimiser(self, names: tuple[str, ...]) -> Optimiser:
+        """A fresh optimiser of some parameters."""
+        if self.last is None or self.last[0] != names:
+            self.last = (names, Optimiser(self.recipe.training, [self.named[name].data for name in names]))
+        self.last[1].reset()
+        return self.last[1]
 
     def close(self) -> None:
         """Nothing is held."""
