@@ -1,0 +1,150 @@
+"""Pools of neighbours as a few operations on slices, at the speed of memory; the ones of PyTorch are slower."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class _MaxOfPairs(torch.autograd.Function):
+    """The larger of each two neighbours along some dimensions; of equals the first in reading order, as in a pool."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
+        kept = []
+        for dim in reversed(dims):  # along a row first
+            pairs = x.unflatten(dim, (-1, 2))
+            first, second = pairs.select(dim + 1, 0), pairs.select(dim + 1, 1)
+            kept.append(second > first)
+            x = torch.maximum(first, second)
+        return (x, *kept)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*output[1:])
+        ctx.dims = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        grad = grads[0]
+        for dim, second in zip(ctx.dims, reversed(ctx.saved_tensors), strict=True):
+            pairs = grad.new_empty(*grad.shape[: dim + 1], 2, *grad.shape[dim + 1 :])
+            pairs.select(dim + 1, 1).copy_(grad * second)
+            pairs.select(dim + 1, 0).copy_(grad * ~second)
+            grad = pairs.flatten(dim, dim + 1)
+        return grad, None
+
+
+class _MeanOfPools(torch.autograd.Function):
+    """The mean of windows that lie side by side along some dimensions."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, dims: tuple[int, ...], sides: tuple[int, ...]) -> Tensor:
+        for dim, side in zip(dims, sides, strict=True):  # rows first: they are added whole
+            parts = x.unflatten(dim, (-1, side)).unbind(dim + 1)
+            x = sum(parts[1:], parts[0])
+        return x * (1.0 / math.prod(sides))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.dims, ctx.sides = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        grad = grads[0] * (1.0 / math.prod(ctx.sides))
+        for dim, side in reversed(list(zip(ctx.dims, ctx.sides, strict=True))):
+            parts = grad.new_empty(*grad.shape[: dim + 1], side, *grad.shape[dim + 1 :])
+            grad = parts.copy_(grad.unsqueeze(dim + 1)).flatten(dim, dim + 1)
+        return grad, None, None
+
+
+def _whole_pools(x: Tensor, sides: tuple[int, ...], channels_last: bool) -> tuple[Tensor, tuple[int, ...]]:
+    """(..., channels, *spatial) cut to whole pools, and its spatial dimensions; (..., *spatial, channels) if asked."""
+    dims = tuple(range(x.ndim - len(sides), x.ndim))
+    for dim, side in zip(dims, sides, strict=True):
+        if x.shape[dim] % side:
+            x = x.narrow(dim, 0, x.shape[dim] // side * side)
+    return (x.movedim(dims[0] - 1, -1), tuple(dim - 1 for dim in dims)) if channels_last else (x, dims)
+
+
+def _max_pool(x: Tensor, spatial: int, channels_last: bool) -> Tensor:
+    x, dims = _whole_pools(x, (2,) * spatial, channels_last)
+    y: Tensor = _MaxOfPairs.apply(x, dims)[0]  # type: ignore[no-untyped-call]
+    return y.movedim(-1, dims[0]) if channels_last else y
+
+
+def _avg_pool(x: Tensor, sides: tuple[int, ...], channels_last: bool) -> Tensor:
+    x, dims = _whole_pools(x, sides, channels_last)
+    y: Tensor = _MeanOfPools.apply(x, dims, sides)  # type: ignore[no-untyped-call]
+    return y.movedim(-1, dims[0]) if channels_last else y
+
+
+class _MaxPool1d(nn.MaxPool1d):
+    channels_last = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _max_pool(input, 1, self.channels_last)
+
+
+class _MaxPool2d(nn.MaxPool2d):
+    channels_last = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _max_pool(input, 2, self.channels_last)
+
+
+class _AvgPool1d(nn.AvgPool1d):
+    channels_last = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _avg_pool(input, _sides(self.kernel_size, 1), self.channels_last)
+
+
+class _AvgPool2d(nn.AvgPool2d):
+    channels_last = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _avg_pool(input, _sides(self.kernel_size, 2), self.channels_last)
+
+
+_POOLS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.MaxPool1d: _MaxPool1d,
+    nn.MaxPool2d: _MaxPool2d,
+    nn.AvgPool1d: _AvgPool1d,
+    nn.AvgPool2d: _AvgPool2d,
+}
+
+
+def _sides(size: int | tuple[int, ...], spatial: int) -> tuple[int, ...]:
+    """A size along each spatial dimension."""
+    sides = (size,) if isinstance(size, int) else tuple(size)
+    return sides if len(sides) == spatial else sides * spatial
+
+
+def _is_plain_pool(pool: nn.Module) -> bool:
+    """Whether windows lie side by side; and, where the maximum is taken, two by two."""
+    given = vars(pool)
+    spatial = 1 if isinstance(pool, nn.MaxPool1d | nn.AvgPool1d) else 2
+    kernel, stride, pad = (_sides(given[name], spatial) for name in ("kernel_size", "stride", "padding"))
+    if isinstance(pool, nn.MaxPool1d | nn.MaxPool2d):
+        fits = set(kernel) == {2} and set(_sides(given["dilation"], spatial)) == {1} and not given["return_indices"]
+    else:
+        fits = given.get("divisor_override") is None
+    return fits and kernel == stride and set(pad) == {0} and not given["ceil_mode"]
+
+
+def swap_pools(module: nn.Module, channels_last: bool) -> None:
+    """Swap, in place, the pools whose windows lie side by side; `channels_last` says how their inputs lie in memory."""
+    for layer in module.modules():
+        if type(layer) in _POOLS and _is_plain_pool(layer):
+            layer.__class__ = _POOLS[type(layer)]
+            layer.channels_last = channels_last  # type: ignore[assignment]

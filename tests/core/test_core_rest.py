@@ -1,0 +1,111 @@
+"""Clients at rest: no memory for who never took part, and nobody's row is written by somebody else's training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from core_help import federation, mlp, points, rows_of
+from torch import Tensor, nn
+
+from fedquilt.checkpoint import federation_state
+from fedquilt.rest import Rest
+from fedquilt.stacks import Layout
+from fedquilt.training.batches import key_of
+from fedquilt.training.choose import ENGINES
+from fedquilt.training.common import common_zeros, is_common
+from fedquilt.training.engine import Job, Recipe, Samples
+from fedquilt.training.objective import cross_entropy
+from fedquilt.training.parallel import can_fork
+from fedquilt.training.settings import Training
+from fedquilt.units import cut
+
+
+def resident() -> int:
+    """Bytes of memory this process really has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is looked up in /proc")
+def test_who_never_took_part_costs_no_memory() -> None:
+    before = resident()
+    rest = Rest(torch.ones(1, 1_000_000), [0] * 250)  # a gigabyte, were it all written
+    rest.put([3, 17], torch.full((2, 1_000_000), 2.0))
+    assert rest.take([2, 3])[:, 0].tolist() == [1.0, 2.0]
+    assert resident() - before < 100 * 2**20
+
+
+def test_everyone_s_rows_are_the_first_until_they_are_put_back() -> None:
+    rest = Rest(torch.tensor([[1.0], [2.0]]), [0, 1, 0])
+    assert rest.take([2, 1]).tolist() == [[1.0], [2.0]]
+    rest.put([1], torch.tensor([[7.0]]))
+    assert rest.fresh == {0, 2}
+    rest.all()[2] = 5.0
+    assert rest.take([0, 1, 2]).tolist() == [[1.0], [7.0], [5.0]]
+
+
+def test_a_checkpoint_holds_only_those_who_took_part() -> None:
+    federated = federation(points(mlp, sizes=(4,) * 10, training={"share": 0.2, "rounds": 3}))
+    federated.step(evaluate=False)
+    tensors: dict[str, Tensor] = {}
+    federation_state(federated, tensors)
+    assert tensors["seen/0"].tolist() == sorted(federated.choose(1))
+    assert len(tensors["rows/0"]) == 2
+    federated.close()
+
+
+def recipe() -> Recipe:
+    torch.manual_seed(0)
+    net = nn.Linear(2, 2)
+    samples = Samples(torch.randn(6, 2), torch.randint(0, 2, (6,)), (0, 3), (3, 3), (key_of(0), key_of(1)))
+    training = Training(lr=0.5, batch=2)
+    return Recipe(net, Layout(net, cut(net)), samples, training, cross_entropy(), torch.device("cpu"))
+
+
+@pytest.mark.skipif(not can_fork(), reason="this system cannot fork")
+def test_workers_write_to_rows_where_they_rest_and_to_no_others() -> None:
+    how = recipe()
+    engine, oracle = ENGINES["parallel"](how), ENGINES["sequential"](how)
+    first = how.layout.row(how.template).repeat(2, 1)
+    home, wanted = common_zeros((2, 6)), first.clone()
+    home.copy_(first)
+    assert is_common(home)
+    assert not is_common(first)
+    other = first.clone()
+    for round_ in (1, 2):
+        engine.train(Job(home, (0, 1), round_, 0.5))
+        oracle.train(Job(wanted, (0, 1), round_, 0.5))
+        torch.testing.assert_close(home, wanted)
+        engine.train(Job(other, (0, 1), round_, 0.5))  # the same clients elsewhere, as when a copy is fine-tuned
+        torch.testing.assert_close(home, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(other, wanted)
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", [name for name in ENGINES if name != "parallel" or can_fork()])
+def test_rates_of_nought_and_others(kind: str) -> None:
+    """Client 0 rests; client 1 learns its weight at twice the rate, and its bias not at all."""
+    how = recipe()
+    engine = ENGINES[kind](how)
+    first = how.layout.row(how.template).repeat(2, 1)
+    rows, scale = first.clone(), torch.zeros(2, 6)
+    scale[1, :4] = 2.0
+    engine.train(Job(rows, (0, 1), 1, 0.5, scale))
+    engine.close()
+    assert torch.equal(rows[0], first[0])
+    assert torch.equal(rows[1, 4:], first[1, 4:])
+    plain = first.clone()
+    alone = ENGINES["sequential"](how)
+    frozen = torch.ones(2, 6)
+    frozen[:, 4:] = 0.0
+    alone.train(Job(plain, (0, 1), 1, 1.0, frozen))  # twice the rate of 0.5
+    torch.testing.assert_close(rows[1], plain[1])
+
+
+def test_rows_of_a_federation_rest_in_common_memory() -> None:
+    federated = federation(points(mlp, sizes=(4, 4)))
+    federated.step(evaluate=False)
+    assert is_common(federated.fleet.crews[0].rows)
+    assert len(rows_of(federated)) == 2
+    federated.close()
