@@ -58,7 +58,7 @@ def _cameras(labels: int, settings: Mapping[str, Any], training: Mapping[str, An
 
 _POOL = {"blocks": (2, 2, 2), "width": 128}  # the paper's pool for CIFAR, with blocks of a width for small clients
 _FULL = "72 clients, 200 rounds as in the paper, with CIFAR-10 through two cameras for CIFAR-10 and STL-10"
-_SMALL = "18 of 72 clients, three tenths of their images, 20 of 200 rounds"
+_SMALL = "18 of 72 clients with 126 images each, 20 of 200 rounds"
 
 
 def _wearables(labels: int) -> Experiment:
@@ -79,8 +79,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "modfl-cameras-3": _cameras(3, {}, {}, _FULL),
     "modfl-cameras-6": _cameras(6, {}, {}, _FULL),
     "modfl-cameras-9": _cameras(9, {}, {}, _FULL),
-    "modfl-cameras-small-3": _cameras(3, {"clients": 18, "fraction": 0.3}, {"rounds": 20}, _SMALL),
-    "modfl-cameras-small-6": _cameras(6, {"clients": 18, "fraction": 0.3}, {"rounds": 20}, _SMALL),
+    "modfl-cameras-small-3": _cameras(3, {"clients": 18, "fraction": 0.15}, {"rounds": 20}, _SMALL),
+    "modfl-cameras-small-6": _cameras(6, {"clients": 18, "fraction": 0.15}, {"rounds": 20}, _SMALL),
     "animals-labels": Experiment(
         "animals-labels", {}, {},
         {
