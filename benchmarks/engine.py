@@ -15,6 +15,8 @@ import argparse
 import json
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -128,20 +130,28 @@ def seconds(work: Callable[[], None], device: torch.device, rounds: int = 1) -> 
     return (time.perf_counter() - start) / rounds
 
 
-def peak(device: torch.device) -> float:
-    """Peak memory so far in MiB: of the GPU, or of this process and of its largest worker."""
+def peak(work: Workload, side: str, device: torch.device, engine: str) -> float:
+    """Peak memory of one side alone, in MiB: what it allocates on a GPU, or on a CPU that of a process of its own."""
     if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        _two_rounds(work, side, device, engine)
         return torch.cuda.max_memory_allocated() / 2**20
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return own / 2**10
+    command = [sys.executable, __file__, "--peak", side, "--only", work.name, "--engine", engine]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def _two_rounds(work: Workload, side: str, device: torch.device, engine: str) -> None:
+    runner = Loop(work, device) if side == "loop" else Ours(work, device, engine)
+    for _ in range(2):
+        runner.round()
+    if isinstance(runner, Ours):
+        runner.federation.close()
 
 
 def measure(work: Workload, device: torch.device, engine: str, rounds: int) -> dict[str, float | str]:
+    loop_peak, ours_peak = (peak(work, side, device, engine) for side in ("loop", "ours"))
     loop = Loop(work, device)
     loop.round()
-    loop_peak = peak(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     ours = Ours(work, device, engine)
     for _ in range(4):
         ours.round()
@@ -157,7 +167,7 @@ def measure(work: Workload, device: torch.device, engine: str, rounds: int) -> d
         "ratio": round(loop_ms / ours_ms, 2),
         "engine": chosen,
         "loop_peak_mib": round(loop_peak),
-        "peak_mib": round(peak(device)),
+        "peak_mib": round(ours_peak),
     }
 
 
@@ -167,10 +177,16 @@ def main() -> None:
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds a side (medians are shown)")
     parser.add_argument("--only", nargs="*", default=[work.name for work in WORKLOADS])
+    parser.add_argument("--peak", choices=["loop", "ours"], help="only print the peak memory of one side, in MiB")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--out", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    if arguments.peak:
+        (work,) = (work for work in WORKLOADS if work.name in arguments.only)
+        _two_rounds(work, arguments.peak, device, arguments.engine)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10)
+        return
     found = {}
     for work in WORKLOADS:
         if work.name in arguments.only:

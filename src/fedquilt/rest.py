@@ -20,7 +20,7 @@ class Rest:
     """
 
     def __init__(self, first: Tensor, which: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self.first, self.which = first.to(device), torch.tensor(which, device=device)
+        self.first, self.which = first.to(device), list(which)
         shape = (len(which), first.shape[1])
         on_cpu = self.first.device.type == "cpu"
         self.store = common_zeros(shape) if on_cpu else torch.empty(shape, device=device)
@@ -33,9 +33,9 @@ class Rest:
 
     def all(self) -> Tensor:
         """(k, width) everyone's row itself, to be written to."""
-        if self.fresh:
-            places = sorted(self.fresh)
-            self.put(places, self.first[self.which[places]])
+        for place in sorted(self.fresh):  # one by one: all of them together would be copied twice
+            self.store[place] = self.first[self.which[place]]
+        self.fresh.clear()
         return self.store
 
     def take(self, places: Sequence[int]) -> Tensor:
@@ -44,7 +44,7 @@ class Rest:
         if self.fresh:
             at = [i for i, place in enumerate(places) if place in self.fresh]
             if at:
-                rows[at] = self.first[self.which[[places[i] for i in at]]]
+                rows[at] = self.first[[self.which[places[i]] for i in at]]
         return rows
 
     def put(self, places: Sequence[int], rows: Tensor) -> None:
