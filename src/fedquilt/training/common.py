@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
+import platform
+import sys
 import weakref
 
 import torch
 from torch import Tensor
 
+# Linux would else set memory aside for all of it. Not every Python has a name for that flag.
+_KNOWN = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _KNOWN else 0)
+_HOW = {"flags": mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NO_RESERVE} if os.name == "posix" else {}
 _starts: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 
 
 def common_zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Zeros that processes forked later share. What is never written takes no memory.
+    """Zeros that processes forked later share. What is never written takes no memory, so there may be more than fits.
 
     Anonymous memory, not a file: the file system for shared memory is tiny in many containers.
 
@@ -22,7 +29,7 @@ def common_zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> 
     """
     if math.prod(shape) == 0:
         return torch.zeros(shape, dtype=dtype)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **_HOW)
     tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
     _starts[tensor.untyped_storage().data_ptr()] = memory  # lives as long as a tensor holds it
     return tensor
