@@ -42,7 +42,7 @@ def scenario(*changes: dict[int, Change], public: bool = False, first: Builder =
 
 def row(fed: Federation, client: int) -> Tensor:
     crew, at = fed.fleet.home[client]
-    return fed.fleet.crews[crew].rows[at].clone()
+    return fed.fleet.crews[crew].rest.all()[at].clone()
 
 
 def test_new_data_leave_the_model_and_change_the_weights() -> None:

@@ -41,11 +41,6 @@ class Crew:
             self.scratch = torch.empty(k, self.family.layout.width, device=device)
         return self.scratch
 
-    @property
-    def rows(self) -> Tensor:
-        """(k, width) everyone's row itself."""
-        return self.rest.all()
-
 
 def table_of(clients: Sequence[Client], split: str, public: Sequence[Split]) -> Table:
     """A split of a whole family, padded to the longest; samples of labels that a client does not own are masked."""

@@ -120,8 +120,6 @@ class Fleet:
 
     def families(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
         """The chosen clients, family by family."""
-        if len(self.crews) == 1:
-            return [tuple(sorted(chosen))]
         groups: dict[int, list[int]] = {}
         for i in sorted(chosen):
             groups.setdefault(self.home[i][0], []).append(i)

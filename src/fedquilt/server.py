@@ -9,12 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedquilt.memory import place_on
 from fedquilt.messages import Block, Down, Member, Roster, Sent, Up
 from fedquilt.methods.base import Method, State
 from fedquilt.sharing import AnyUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, merge_unit, traffic
 from fedquilt.sharing.merge import Mean
 from fedquilt.stacks import Signature
-from fedquilt.training.common import send
 from fedquilt.training.graph import Graph
 
 _CAPTURE_UP_TO = 2**24  # numbers in a merge; bigger ones take longer than launching them, and graphs keep memory
@@ -89,7 +89,7 @@ class _Captured:
 
     def merge(self, ids: Tensor) -> Tensor:
         """Merge the copies of clients of these numbers; which of them were left out, (k,)."""
-        self.ids.copy_(send(ids, self.ids.device))
+        self.ids.copy_(place_on(ids, self.ids.device))
         self.seen += 1
         if self.graph is None and self.seen > 1:
             self.graph = Graph(self._merge, self.values.device)
@@ -115,7 +115,7 @@ class _Some:
         if self.everybody:
             return whole
         if whole.device not in self.places:
-            self.places[whole.device] = send(torch.tensor(self.ids), whole.device)
+            self.places[whole.device] = place_on(torch.tensor(self.ids), whole.device)
         return whole[self.places[whole.device]]
 
     @cached_property

@@ -98,7 +98,7 @@ def rows_after(
 def rows_of(federated: fq.Federation) -> dict[str, Tensor]:
     found = {}
     for crew in federated.fleet.crews:
-        for client, row in zip(crew.clients, crew.rows, strict=True):
+        for client, row in zip(crew.clients, crew.rest.all(), strict=True):
             found[client.name] = row.clone()
     return found
 
@@ -107,7 +107,7 @@ def parameter(federated: fq.Federation, client: int, name: str) -> list[float]:
     """A parameter of a client as it is now, flat."""
     index, at = federated.fleet.home[client]
     crew = federated.fleet.crews[index]
-    numbers: list[float] = crew.family.layout.tensor(crew.rows, name)[at].flatten().tolist()
+    numbers: list[float] = crew.family.layout.tensor(crew.rest.all(), name)[at].flatten().tolist()
     return numbers
 
 
@@ -184,3 +184,15 @@ class Tap:
             return up
 
         federated.fleet.run = tapped  # type: ignore[method-assign]
+
+
+class Picky(nn.Module):
+    """Looks at values in Python, which a stack cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x)
+        return out * 2 if float(out.detach().sum()) > 1e9 else out

@@ -213,10 +213,10 @@ def test_clients_start_alike_whatever_builds_them() -> None:
     scenario = points([mlp, lambda: mlp(), lambda: mlp()])
     federated = federation(scenario)
     assert len(federated.fleet.crews) == 1
-    rows = federated.fleet.crews[0].rows
+    rows = federated.fleet.crews[0].rest.all()
     assert torch.equal(rows[0], rows[1])
     assert torch.equal(rows[1], rows[2])
-    other = federation(scenario, seed=1).fleet.crews[0].rows
+    other = federation(scenario, seed=1).fleet.crews[0].rest.all()
     assert not torch.equal(rows[0], other[0])
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from core_help import ENGINES, Builder, Task, federation, mlp, plain_fedavg, points, rows_after, rows_of, same
+from core_help import ENGINES, Builder, Picky, Task, federation, mlp, plain_fedavg, points, rows_after, rows_of, same
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,18 +35,22 @@ OPTIMISERS: dict[str, dict[str, Any]] = {
 # --- against plain PyTorch -------------------------------------------------------------------------------------------
 
 
+def as_in_a_plain_loop(scenario: fq.Scenario, rounds: int, atol: float, rtol: float) -> None:
+    plain = plain_fedavg(scenario, rounds=rounds)
+    for engine in ("sequential", "vectorised"):
+        federated = federation(scenario, engine=engine)
+        for _ in range(rounds):
+            federated.step(evaluate=False)
+        layout = federated.fleet.crews[0].family.layout
+        for name, row in rows_of(federated).items():
+            torch.testing.assert_close(row, layout.row(plain[name]), atol=atol, rtol=rtol)
+
+
 @pytest.mark.parametrize("sizes", [(6, 6, 6), (7, 7, 7), (5, 9, 1)], ids=["even", "short", "uneven"])
 @pytest.mark.parametrize("how", OPTIMISERS)
 def test_numbers_of_a_plain_loop(how: str, sizes: tuple[int, ...]) -> None:
     scenario = points(sizes=sizes, training=OPTIMISERS[how])
-    plain = plain_fedavg(scenario, rounds=2)
-    for engine in ("sequential", "vectorised"):
-        federated = federation(scenario, engine=engine)
-        for _ in range(2):
-            federated.step(evaluate=False)
-        layout = federated.fleet.crews[0].family.layout
-        for name, row in rows_of(federated).items():
-            torch.testing.assert_close(row, layout.row(plain[name]), atol=2e-5, rtol=1e-4)
+    as_in_a_plain_loop(scenario, rounds=2, atol=2e-5, rtol=1e-4)
 
 
 def norm_net() -> nn.Module:
@@ -56,14 +60,7 @@ def norm_net() -> nn.Module:
 
 def test_batch_norm_of_a_plain_loop() -> None:
     scenario = points(norm_net, sizes=(6, 8, 11), shape=(2, 6), training={"momentum": 0.9})
-    plain = plain_fedavg(scenario, rounds=3)
-    for engine in ("sequential", "vectorised"):
-        federated = federation(scenario, engine=engine)
-        for _ in range(3):
-            federated.step(evaluate=False)
-        layout = federated.fleet.crews[0].family.layout
-        for name, row in rows_of(federated).items():
-            torch.testing.assert_close(row, layout.row(plain[name]), atol=5e-5, rtol=1e-3)
+    as_in_a_plain_loop(scenario, rounds=3, atol=5e-5, rtol=1e-3)
 
 
 # --- engines among each other ----------------------------------------------------------------------------------------
@@ -212,7 +209,7 @@ def test_replaced_buffers_are_each_clients_own() -> None:
 def test_frozen_parameters_rest(engine: str) -> None:
     scenario = points(frozen, training={"weight_decay": 0.1, "momentum": 0.9})
     federated = federation(scenario, engine=engine)
-    layout, rows = federated.fleet.crews[0].family.layout, federated.fleet.crews[0].rows
+    layout, rows = federated.fleet.crews[0].family.layout, federated.fleet.crews[0].rest.all()
     before = layout.tensor(rows, "0.weight").clone(), layout.tensor(rows, "2.weight").clone()
     federated.step(evaluate=False)
     assert torch.equal(layout.tensor(rows, "0.weight"), before[0])
@@ -256,7 +253,7 @@ def test_rates_of_units_and_extras(engine: str) -> None:
     scenario = points(training={"momentum": 0.9})
     same(rows_after(scenario, Rated(), engine), rows_after(scenario, Rated()))
     federated = federation(scenario, Rated(), engine)
-    layout, rows = federated.fleet.crews[0].family.layout, federated.fleet.crews[0].rows
+    layout, rows = federated.fleet.crews[0].family.layout, federated.fleet.crews[0].rest.all()
     before = layout.tensor(rows, "0.weight").clone()
     federated.step(evaluate=False)
     assert torch.equal(layout.tensor(rows, "0.weight")[0], before[0])  # client 0: rate 0
@@ -391,18 +388,6 @@ def test_stages_are_let_go_when_they_hold_too_much(monkeypatch: pytest.MonkeyPat
 
 
 # --- falling back ----------------------------------------------------------------------------------------------------
-
-
-class Picky(nn.Module):
-    """Looks at values in Python, which a stack cannot."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x)
-        return out * 2 if float(out.detach().sum()) > 1e9 else out
 
 
 def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once() -> None:

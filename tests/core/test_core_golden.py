@@ -193,7 +193,7 @@ def test_reductions() -> None:
         federated = federation(scenario, method)
         for _ in range(2):
             federated.step(evaluate=False)
-        return torch.cat([crew.rows.flatten() for crew in federated.fleet.crews])
+        return torch.cat([crew.rest.all().flatten() for crew in federated.fleet.crews])
 
     scenario = two(TwoLayers, lr=0.3, epochs=3)
     torch.testing.assert_close(weights(FedProx(mu=1e-9), scenario), weights(FedAvg(), scenario))

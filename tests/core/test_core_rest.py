@@ -10,11 +10,11 @@ from core_help import federation, mlp, points, rows_of
 from torch import Tensor, nn
 
 from fedquilt.checkpoint import federation_state
+from fedquilt.memory import _NO_RESERVE, common_zeros, is_common
 from fedquilt.rest import Rest
 from fedquilt.stacks import Layout
 from fedquilt.training.batches import key_of
 from fedquilt.training.choose import ENGINES
-from fedquilt.training.common import _NO_RESERVE, common_zeros, is_common
 from fedquilt.training.engine import Job, Recipe, Samples
 from fedquilt.training.objective import cross_entropy
 from fedquilt.training.parallel import can_fork
@@ -107,6 +107,6 @@ def test_rates_of_nought_and_others(kind: str) -> None:
 def test_rows_of_a_federation_rest_in_common_memory() -> None:
     federated = federation(points(mlp, sizes=(4, 4)))
     federated.step(evaluate=False)
-    assert is_common(federated.fleet.crews[0].rows)
+    assert is_common(federated.fleet.crews[0].rest.all())
     assert len(rows_of(federated)) == 2
     federated.close()

@@ -122,7 +122,7 @@ def test_the_adapted_read_out_is_the_model_before_installing() -> None:
     adapted = {e.split: e for e in report.evaluations if e.readout == "adapted"}["test"]
     crew = federated.fleet.crews[0]
     for i, client in enumerate(scenario.clients):
-        model = crew.family.model(crew.rows[i])
+        model = crew.family.model(crew.rest.all()[i])
         right = int((model(client.test.x).argmax(1) == client.test.y).sum())
         assert int(adapted.counts[i].diagonal().sum()) == right
 

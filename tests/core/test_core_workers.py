@@ -127,7 +127,7 @@ def test_an_interrupted_job_does_not_answer_for_the_next(monkeypatch: pytest.Mon
     monkeypatch.undo()
     for name, row in before.items():  # as they were before the round
         index, at = federated.fleet.home[[c.name for c in scenario.clients].index(name)]
-        federated.fleet.crews[index].rows[at] = row
+        federated.fleet.crews[index].rest.all()[at] = row
     federated.step(evaluate=False)
     same(rows_of(federated), rows_after(scenario))
     federated.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from core_help import Builder, Task, mlp, points, rows_of, same
+from core_help import Builder, Picky, Task, mlp, points, rows_of, same
 from torch import Tensor, nn
 
 import fedquilt as fq
@@ -163,15 +163,6 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so_once() -> None:
 
 
 def test_what_cannot_be_stacked_falls_back() -> None:
-    class Picky(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(x)
-            return out * 2 if float(out.detach().sum()) > 1e9 else out
-
     with pytest.warns(RuntimeWarning, match="cannot be stacked, so it is trained with the engine 'sequential'"):
         federated = trained(points(Picky))
     assert federated.fleet.engines == ["sequential"]

@@ -130,7 +130,7 @@ def test_the_temperature_goes_from_1_to_a_tenth_and_the_noise_is_one_draw_an_epo
     crew = of.fleet.crews[0]
     seen = []
     for round_ in (1, 2, 3):
-        view = of.fleet.view(crew, ids, crew.rows, None, round_)
+        view = of.fleet.view(crew, ids, crew.rest.all(), None, round_)
         prepared = of.method.prepare(view)
         seen.append(prepared.extras["temperature"][0].item())
         noise = prepared.extras["noise"]
@@ -149,16 +149,16 @@ def test_an_inactive_block_is_neither_trained_nor_sent_nor_received() -> None:
     of.step(evaluate=False)
     crew, names = of.fleet.crews[0], block_names((3, 3, 3))
     ids = crew.family.ids
-    active = active_blocks(crew.family.layout.tensor(crew.rows, "route"), (3, 3, 3))
+    active = active_blocks(crew.family.layout.tensor(crew.rest.all(), "route"), (3, 3, 3))
     assert 0 < int(active.sum()) < active.numel()
-    before, layout = crew.rows.clone(), crew.family.layout
+    before, layout = crew.rest.all().clone(), crew.family.layout
     down = of.server.down(ids)
     up = of.fleet.run(down)
     for at, name in enumerate(names):
         on = active[:, at]
         sent = {i for block in up.blocks if name in block.units for i in _ids(block, ids)}
         assert sent == set(on.nonzero()[:, 0].tolist())
-        old, new = layout.take(before, name), layout.take(crew.rows, name)
+        old, new = layout.take(before, name), layout.take(crew.rest.all(), name)
         assert torch.equal(old[~on], new[~on])
         assert (old[on] != new[on]).any(dim=1).all()
     assert all("route" not in block.units for block in up.blocks)
@@ -182,10 +182,10 @@ def test_batch_norm_statistics_of_an_inactive_block_rest_too() -> None:
     of = federation(FedMN(blocks=(2, 2)), Training(rounds=2), scenario)
     crew = of.fleet.crews[0]
     # Only encoder.1 -> output.1 is open for client 0.
-    crew.family.layout.tensor(crew.rows, "route")[0] = torch.tensor([0.0, 0, 0, 1, 0, 1])
-    before = crew.rows.clone()
+    crew.family.layout.tensor(crew.rest.all(), "route")[0] = torch.tensor([0.0, 0, 0, 1, 0, 1])
+    before = crew.rest.all().clone()
     of.fleet.run(of.server.down((0, 1, 2)))
-    old, new = (crew.family.layout.take(rows, "encoder.0") for rows in (before, crew.rows))
+    old, new = (crew.family.layout.take(rows, "encoder.0") for rows in (before, crew.rest.all()))
     assert torch.equal(old[0], new[0])
     assert not torch.equal(old[1], new[1])
 
@@ -197,9 +197,9 @@ def replace_model(client: Client, model: object) -> Client:
 def test_the_router_learns_and_is_shared_by_all() -> None:
     of = federation(FedMN(), Training(rounds=5, lr=0.5))
     crew = of.fleet.crews[0]
-    before = crew.family.layout.take(crew.rows, "router").clone()
+    before = crew.family.layout.take(crew.rest.all(), "router").clone()
     of.step(evaluate=False)
-    trained = crew.family.layout.take(crew.rows, "router")
+    trained = crew.family.layout.take(crew.rest.all(), "router")
     assert ((trained - before).abs().amax(dim=1) > 1e-4).all()
     looks = of.fleet.looks({crew.family.ids: of.server.down(crew.family.ids)})
     received = crew.family.layout.take(looks[0][0].rows, "router")
@@ -210,14 +210,14 @@ def test_the_router_learns_and_is_shared_by_all() -> None:
 def test_pretraining_circulates_the_encoders_only_and_is_counted() -> None:
     of = federation(FedMN(pretrain=2, dropout=0.0), Training(rounds=5, lr=0.5))
     crew = of.fleet.crews[0]
-    layout, first = crew.family.layout, crew.rows.clone()
+    layout, first = crew.family.layout, crew.rest.all().clone()
     blocks = block_names((3, 3, 3))
     encoders = sum(layout.size(name) for name in blocks[:3])
     for _ in range(2):
         report = of.step(evaluate=False)
         assert report.traffic.total_up == report.traffic.total_down == 4 * 24 * encoders
-    assert torch.equal(layout.take(crew.rows, "router"), layout.take(first, "router"))
-    assert not torch.equal(layout.take(crew.rows, "output.0"), layout.take(first, "output.0"))
+    assert torch.equal(layout.take(crew.rest.all(), "router"), layout.take(first, "router"))
+    assert not torch.equal(layout.take(crew.rest.all(), "output.0"), layout.take(first, "output.0"))
     # With the end of pretraining everyone takes the pool's blocks, as they were at the start, and the new encoders.
     (received, _), *_ = of.fleet.looks({crew.family.ids: of.server.down(crew.family.ids)})
     assert torch.equal(layout.take(received.rows, "output.0"), layout.take(first, "output.0"))
@@ -230,9 +230,9 @@ def test_clients_that_sit_a_round_out_keep_their_route_and_their_circles() -> No
     of = federation(FedMN(), Training(rounds=12, lr=0.5, share=0.25))
     crew = of.fleet.crews[0]
     for _ in range(4):
-        before = crew.family.layout.tensor(crew.rows, "route").clone()
+        before = crew.family.layout.tensor(crew.rest.all(), "route").clone()
         chosen = of.step(evaluate=False).participants
-        after = crew.family.layout.tensor(crew.rows, "route")
+        after = crew.family.layout.tensor(crew.rest.all(), "route")
         rest = [i for i in range(24) if i not in chosen]
         assert torch.equal(before[rest], after[rest])
         active = active_blocks(after, (3, 3, 3))
@@ -248,7 +248,7 @@ def test_all_engines_agree() -> None:
         of = Federation(scenario, FedMN(dropout=0.0, spread=0.05), training, device="cpu", engine=engine)
         of.step(evaluate=False)
         of.step(evaluate=False)
-        rows.append(of.fleet.crews[0].rows)
+        rows.append(of.fleet.crews[0].rest.all())
     assert torch.allclose(rows[0], rows[1], atol=2e-5)
 
 
@@ -374,7 +374,7 @@ def test_it_wins_where_only_the_joint_distribution_differs(trained: Federation) 
 @pytest.mark.slow
 def test_routes_come_to_differ_between_groups(trained: Federation) -> None:
     crew = trained.fleet.crews[0]
-    routes = crew.family.layout.tensor(crew.rows, "route")
+    routes = crew.family.layout.tensor(crew.rest.all(), "route")
     groups = torch.arange(24) % 3
     same = (routes[:, None] == routes[None]).all(dim=2)
     assert not bool((same & (groups[:, None] != groups[None])).any())

@@ -217,7 +217,7 @@ def test_one_client_alone_keeps_its_own_mind() -> None:
     result = fq.run(scenario, "score-sharing", engine="sequential", alone=False, readouts=ALL)
     assert {row["accuracy"] for row in result.rows} == {0.0}
     # After three rounds of the same scores: 1 - (2/3)^3 of them.
-    row = result.federation.fleet.crews[0].rows[:1]
+    row = result.federation.fleet.crews[0].rest.all()[:1]
     held = result.federation.fleet.crews[0].family.layout.take(row, "label-1")[0]
     torch.testing.assert_close(held, (1 - (2 / 3) ** 3) * USER_1)
 
@@ -358,7 +358,7 @@ def test_engines_agree_on_streams_of_data(settings: dict[str, Any]) -> None:
             alone=False, evaluate_every=2,
         )  # fmt: skip
         assert result.summary["engine"] == engine
-        rows[engine] = torch.cat([crew.rows for crew in result.federation.fleet.crews], dim=1)
+        rows[engine] = torch.cat([crew.rest.all() for crew in result.federation.fleet.crews], dim=1)
         result.federation.close()
     torch.testing.assert_close(rows["vectorised"], rows["sequential"], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(rows["parallel"], rows["sequential"], rtol=1e-5, atol=1e-6)
@@ -376,7 +376,7 @@ def test_clients_may_sit_rounds_out() -> None:
     training = {"share": 0.4, "rounds": 6}
     result = fq.run(overlapping(), "score-sharing", training=training, engine="sequential", alone=False)
     assert result.summary["refused_updates"] == 0
-    assert all(torch.isfinite(crew.rows).all() for crew in result.federation.fleet.crews)
+    assert all(torch.isfinite(crew.rest.all()).all() for crew in result.federation.fleet.crews)
 
 
 def test_samples_that_are_not_public_are_left_to_the_model() -> None:

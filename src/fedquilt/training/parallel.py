@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.training.common import common_zeros, is_common
+from fedquilt.memory import common_zeros, is_common
 from fedquilt.training.engine import Job, Recipe
 from fedquilt.training.sequential import Sequential
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedquilt.memory import place_on
 from fedquilt.training.batches import Schedule, orders, seed_device, streams
-from fedquilt.training.common import send
 from fedquilt.training.engine import Job, Recipe, memory_budget
 from fedquilt.training.graph import Graph, captures
 from fedquilt.training.layers import padding, prepare_stack, stackable
@@ -181,7 +181,8 @@ class _Stage:
             self.scale.copy_(job.scale)
         members = np.array(job.members)
         drawn = streams(self.engine.keys[members], job.round, training.epochs)
-        self.draw.copy_(send(torch.from_numpy(np.column_stack([drawn, self.engine.starts[members]])), device))
+        told = torch.from_numpy(np.column_stack([drawn, self.engine.starts[members]]))
+        self.draw.copy_(place_on(told, device))
         if job.lr != self.rate:
             self.rate = job.lr
             self.lr.fill_(job.lr)

@@ -35,7 +35,7 @@ def common_zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> 
     return tensor
 
 
-def send(tensor: Tensor, device: torch.device) -> Tensor:
+def place_on(tensor: Tensor, device: torch.device) -> Tensor:
     """A small tensor on a device. From pinned memory a GPU fetches it in its turn; from other memory we would wait."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
