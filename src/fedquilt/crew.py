@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,13 +34,27 @@ class Crew:
     scratch: Tensor | None = None  # on a GPU, where chosen clients train: one place, so that graphs can be replayed
     tried: bool = False  # whether the model has been seen to take these samples and labels
 
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """The place in the family of each client, by its number; empty where that is the number itself."""
+        ids = self.family.ids
+        return {} if ids == tuple(range(len(ids))) else {number: at for at, number in enumerate(ids)}
+
+    def places(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The places in the family of some clients."""
+        return tuple(self.place[i] for i in ids) if self.place else ids
+
+    def everybody(self, places: tuple[int, ...]) -> bool:
+        """Whether these are all clients of the family, in order."""
+        return len(places) == len(self.clients) and places == tuple(range(len(places)))
+
     def room(self, k: int, device: torch.device) -> Tensor:
         """(k, width) of memory to train chosen clients in, with whatever is in it."""
         if device.type != "cuda":
             return torch.empty(k, self.family.layout.width)
-        if self.scratch is None or len(self.scratch) != k:
+        if self.scratch is None or len(self.scratch) < k:
             self.scratch = torch.empty(k, self.family.layout.width, device=device)
-        return self.scratch
+        return self.scratch[:k]
 
 
 def table_of(clients: Sequence[Client], split: str, public: Sequence[Split]) -> Table:

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -22,7 +21,7 @@ from fedquilt.scenario import Scenario
 from fedquilt.server import Server
 from fedquilt.sharing import Plan, Rule, Traffic, mean, traffic
 from fedquilt.stacks import Family
-from fedquilt.training.batches import key_of
+from fedquilt.training.batches import key_of, some_of
 from fedquilt.training.evaluate import confusion
 from fedquilt.training.settings import Training
 
@@ -100,8 +99,7 @@ class Federation:
         if self.training.share == 1:
             return tuple(range(clients))
         number = max(1, round(self.training.share * clients))
-        draw = np.random.default_rng(key_of("participants", self.seed, round_)).permutation(clients)[:number]
-        return tuple(sorted(draw.tolist()))
+        return some_of(clients, number, key_of("participants", self.seed, round_))
 
     def step(self, evaluate: bool = True) -> RoundReport:
         """One round; what the clients scored after it, where `evaluate_every` says so."""

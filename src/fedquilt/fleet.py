@@ -120,6 +120,8 @@ class Fleet:
 
     def families(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
         """The chosen clients, family by family."""
+        if len(self.crews) == 1:
+            return [tuple(sorted(chosen))]
         groups: dict[int, list[int]] = {}
         for i in sorted(chosen):
             groups.setdefault(self.home[i][0], []).append(i)
@@ -212,9 +214,9 @@ class Fleet:
     def run(self, down: Down) -> Up:
         """A round of some clients of one family: receive, install, train, send."""
         crew = self.crews[self.home[down.ids[0]][0]]
-        places = [self.home[i][1] for i in down.ids]
-        everybody = places == list(range(len(crew.family.ids))) and crew.rest.device == self.device
-        if everybody:
+        places = crew.places(down.ids)
+        in_place = crew.everybody(places) and crew.rest.device.type == self.device.type
+        if in_place:
             rows = crew.rest.all()
         else:
             rows = crew.room(len(places), self.device)
@@ -223,10 +225,11 @@ class Fleet:
         self.install(crew.family, rows, down)
         view = self.view(crew, down.ids, rows, down)
         prepared = self.terms.method.prepare(view)
-        loss = self._train(crew, rows, places, down.round, prepared)
+        lr = self.terms.training.rate(down.round)
+        loss = self._train(crew, Job(rows, places, down.round, lr, home=True), prepared)
         reports = dict(self.terms.method.report(view))
         reports["loss"] = loss
-        if not everybody:
+        if not in_place:
             crew.rest.put(places, rows)
         return Up(down.round, down.ids, blocks_of(crew.family, rows, down.send), reports)
 
@@ -236,13 +239,14 @@ class Fleet:
             for own, received in family.layout.pieces(rows, block.value.to(rows.device), *block.units):
                 own.copy_(received if pull is None else install(own, received, pull.to(rows.device)))
 
-    def _train(self, crew: Crew, rows: Tensor, places: list[int], round_: int, prepared: Prepared) -> Tensor:
-        engine = crew.engine or self._start(crew, rows, prepared.extras)
-        scale = scale_of(crew.family, prepared.rates, len(rows))
+    def _train(self, crew: Crew, job: Job, prepared: Prepared) -> Tensor:
+        """Train the clients of a job, in place, as their method prepared it; their mean losses, (k,)."""
+        engine = crew.engine or self._start(crew, job.rows, prepared.extras)
+        job = replace(job, scale=scale_of(crew.family, prepared.rates, len(job.rows)), extras=prepared.extras)
         if prepared.lesson is not None:
-            self._teach(crew, prepared.lesson, rows, places, round_, scale)
-        rest = resting_of(crew.family, prepared.rates, rows)
-        loss = self._work(engine, crew.at_once, rows, places, round_, scale, prepared.extras)
+            self._teach(crew, prepared.lesson, job)
+        rest = resting_of(crew.family, prepared.rates, job.rows)
+        loss = self._work(engine, crew.at_once, job)
         for now, before, still in rest:
             now.copy_(torch.where(still[:, None], before, now))
         return loss
@@ -262,10 +266,8 @@ class Fleet:
         self._known[template] = (crew.engine.name, crew.at_once)
         return crew.engine
 
-    def _teach(
-        self, crew: Crew, lesson: Lesson, rows: Tensor, places: list[int], round_: int, scale: Tensor | None
-    ) -> None:
-        """Train rows, in place, on samples that all clients hold."""
+    def _teach(self, crew: Crew, lesson: Lesson, job: Job) -> None:
+        """Train the clients of a job, in place, on samples that all clients hold."""
         last = crew.lesson
         assert crew.engine is not None
         if crew.teacher is None or last is None or (last.x is not lesson.x or last.objective is not lesson.objective
@@ -278,27 +280,13 @@ class Fleet:
             how = replace(self.terms.training, epochs=lesson.epochs)
             recipe = replace(self._recipe(crew), samples=samples, training=how, objective=lesson.objective)
             crew.lesson, crew.teacher = lesson, ENGINES[crew.engine.name](recipe)
-        self._work(crew.teacher, crew.at_once, rows, places, round_, scale, lesson.extras)
+        self._work(crew.teacher, crew.at_once, replace(job, extras=lesson.extras))
 
-    def _work(
-        self, engine: Engine, step: int, rows: Tensor, places: list[int], round_: int, scale: Tensor | None,
-        extras: Mapping[str, Tensor],
-    ) -> Tensor:  # fmt: skip
-        """Train rows, in place, `step` clients at a time; their mean losses, (k,)."""
+    def _work(self, engine: Engine, step: int, job: Job) -> Tensor:
+        """Train the clients of a job, in place, `step` at a time; their mean losses, (k,)."""
         if engine.name != "vectorised":  # the others never hold more than a client a worker
-            step = self.clients_at_once or len(rows)
-        losses = []
-        for at in range(0, len(rows), step):
-            part = slice(at, at + step)
-            job = Job(
-                rows[part],
-                tuple(places[part]),
-                round_,
-                self.terms.training.rate(round_),
-                None if scale is None else scale[part].to(rows.device),
-                {name: value[part].to(rows.device) for name, value in extras.items()},
-            )
-            losses.append(engine.train(job))
+            step = self.clients_at_once or len(job.rows)
+        losses = [engine.train(job.part(at, at + step)) for at in range(0, len(job.rows), step)]
         return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     def _recipe(self, crew: Crew) -> Recipe:
@@ -315,7 +303,7 @@ class Fleet:
         crew = self.crews[self.home[ids[0]][0]]
         rows = rows.clone()
         prepared = self.terms.method.prepare(self.view(crew, tuple(ids), rows, None, round_))
-        self._train(crew, rows, [self.home[i][1] for i in ids], round_, prepared)
+        self._train(crew, Job(rows, crew.places(tuple(ids)), round_, self.terms.training.rate(round_)), prepared)
         return rows
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -325,12 +313,11 @@ class Fleet:
         installed: bool = True,
     ) -> StackView:  # fmt: skip
         """What a method's client half sees of some clients; `installed`: what was received is in the rows."""
-        places = [self.home[i][1] for i in ids]
+        places = crew.places(ids)
+
         def tables(split: str) -> Table:
             whole = self._table(crew, split)
-            if places == list(range(len(crew.clients))):
-                return whole
-            return whole.of(torch.tensor(places, device=whole.y.device))
+            return whole if crew.everybody(places) else whole.of(torch.tensor(places, device=whole.y.device))
 
         return StackView(
             family=crew.family,
@@ -361,7 +348,7 @@ class Fleet:
         for ids, message in down.items():
             crew = self.crews[self.home[ids[0]][0]]
             self._try(crew)
-            own = crew.rest.take([self.home[i][1] for i in ids]).to(self.device)
+            own = crew.rest.take(crew.places(ids)).to(self.device)
             received = own.clone()
             self.install(crew.family, received, message)
             pairs.append((self.view(crew, ids, received, message), self.view(crew, ids, own, message, installed=False)))

@@ -8,8 +8,11 @@ import os
 import platform
 import sys
 import weakref
+from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 # Linux would else set memory aside for all of it. Not every Python has a name for that flag.
@@ -35,9 +38,28 @@ def common_zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> 
     return tensor
 
 
-def place_on(tensor: Tensor, device: torch.device) -> Tensor:
-    """A small tensor on a device. From pinned memory a GPU fetches it in its turn; from other memory we would wait."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+def place_on(numbers: Sequence[int] | NDArray[np.int64], device: torch.device) -> Tensor:
+    """A few whole numbers as a tensor on a device, without waiting for it.
+
+    >>> place_on([3, 4], torch.device("cpu"))
+    tensor([3, 4])
+    """
+    return _fetchable(numbers, device).to(device, non_blocking=True)
+
+
+def write_to(tensor: Tensor, numbers: Sequence[int] | NDArray[np.int64]) -> None:
+    """Write a few whole numbers into a tensor that is on some device, without waiting for it."""
+    tensor.copy_(_fetchable(numbers, tensor.device), non_blocking=True)
+
+
+def _fetchable(numbers: Sequence[int] | NDArray[np.int64], device: torch.device) -> Tensor:
+    """In pinned memory where it is for a GPU: that fetches it in its turn, from other memory we would wait."""
+    given = np.asarray(numbers, dtype=np.int64)
+    if device.type == "cpu":
+        return torch.from_numpy(given)
+    pinned = torch.empty(given.shape, dtype=torch.int64, pin_memory=True)
+    pinned.numpy()[...] = given
+    return pinned
 
 
 def is_common(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,7 +146,7 @@ class Up:
     @cached_property
     def numbers(self) -> Tensor:
         """(k,) the clients' numbers as a tensor."""
-        return torch.tensor(self.ids)
+        return torch.from_numpy(np.array(self.ids, dtype=np.int64))  # twice as fast as torch.tensor
 
 
 @dataclass(frozen=True)

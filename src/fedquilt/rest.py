@@ -56,4 +56,4 @@ class Rest:
 
     def index(self, places: Sequence[int]) -> Tensor:
         """(n,) places as a tensor where the rows are."""
-        return place_on(torch.tensor(places, dtype=torch.int64), self.device)
+        return place_on(places, self.device)

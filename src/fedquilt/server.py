@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedquilt.memory import place_on
+from fedquilt.memory import place_on, write_to
 from fedquilt.messages import Block, Down, Member, Roster, Sent, Up
 from fedquilt.methods.base import Method, State
 from fedquilt.sharing import AnyUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, merge_unit, traffic
@@ -89,7 +89,7 @@ class _Captured:
 
     def merge(self, ids: Tensor) -> Tensor:
         """Merge the copies of clients of these numbers; which of them were left out, (k,)."""
-        self.ids.copy_(place_on(ids, self.ids.device))
+        write_to(self.ids, ids.numpy())
         self.seen += 1
         if self.graph is None and self.seen > 1:
             self.graph = Graph(self._merge, self.values.device)
@@ -115,7 +115,7 @@ class _Some:
         if self.everybody:
             return whole
         if whole.device not in self.places:
-            self.places[whole.device] = place_on(torch.tensor(self.ids), whole.device)
+            self.places[whole.device] = place_on(self.ids, whole.device)
         return whole[self.places[whole.device]]
 
     @cached_property
@@ -213,12 +213,16 @@ class Server:
         self._refused = counts
 
     def _count(self) -> None:
-        for round_ in self._left_out:
-            bad = torch.zeros_like(self._refused)
-            for ids, flags in round_:
-                bad.index_add_(0, ids.to(self.device), flags.long())
-            self._refused += bad > 0  # one update, however many of its units are bad
+        """Count the updates that were left out since the last time: one, however many of its units are bad."""
+        waiting = [(at, ids, flags) for at, round_ in enumerate(self._left_out) for ids, flags in round_]
         self._left_out.clear()
+        if not waiting:
+            return
+        clients = len(self._refused)
+        updates, which = torch.cat([at * clients + ids for at, ids, _ in waiting]).unique(return_inverse=True)
+        bad = torch.zeros(len(updates), dtype=torch.int64, device=self.device)
+        bad.index_add_(0, which.to(self.device), torch.cat([flags for _, _, flags in waiting]).long())
+        self._refused.index_add_(0, (updates % clients).to(self.device), (bad > 0).long())
 
     def held(self, unit: str, ids: Tensor) -> Tensor:
         """(k, size) the values of a unit in the circles of clients that have it in one shape."""

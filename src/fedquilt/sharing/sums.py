@@ -91,10 +91,12 @@ class Sums:
 
 
 def finite_rows(values: Tensor) -> Tensor:
-    """(k,) whether each row is finite; two fast reductions and no copy, where `isfinite` would write a mask of all."""
+    """(k,) whether each row is finite; fast reductions and no copy, where `isfinite` would write a mask of all."""
     if values.shape[1] == 0:
         return torch.ones(len(values), dtype=torch.bool, device=values.device)
-    return values.amax(1) - values.amin(1) < math.inf  # NaN passes through both and is not below anything
+    # On a GPU both ends are found at once; on a CPU that takes longer than finding one after the other.
+    low, high = values.aminmax(dim=1) if values.is_cuda else (values.amin(1), values.amax(1))
+    return high - low < math.inf  # NaN passes through both and is not below anything
 
 
 def column_blocks(values: Tensor) -> Iterator[slice]:

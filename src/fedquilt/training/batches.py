@@ -1,4 +1,4 @@
-"""Which samples a client sees when: a function of (seed, client, round, epoch) alone.
+"""Who takes part in a round, and which samples a client sees when: a function of (seed, client, round, epoch) alone.
 
 The order of a client's samples is the order of their hashes, computed for all clients as one tensor program, so that it
 does not depend on the engine, the device, or who else takes part.
@@ -62,6 +62,18 @@ def streams(keys: Numbers, round_: int, epochs: int) -> NDArray[np.int64]:
     epoch = np.arange(1, epochs + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     start = _mix_here(keys + np.uint64(round_ * _GOLDEN % 2**64))
     return _mix_here(start[:, None] + epoch).view(np.int64)
+
+
+def some_of(count: int, number: int, key: int) -> tuple[int, ...]:
+    """Some of the numbers from 0 to count, in order: those with the lowest hashes.
+
+    >>> some_of(10, 10, key=1) == tuple(range(10)), len(some_of(10, 3, key=2))
+    (True, 3)
+    """
+    hashes = _mix_here(np.uint64(key) + np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN))
+    if number < count:
+        return tuple(np.sort(hashes.argpartition(number)[:number]).tolist())
+    return tuple(range(count))
 
 
 def orders(streams: Tensor, counts: Tensor | None, longest: int) -> Tensor:

@@ -40,7 +40,7 @@ class Job:
 
     `rows` (k, width) are trained in place. `members` are the clients' places in the family's `Samples`. `scale` is
     None or multiplies the learning rate, (k, 1) or (k, parameters). `extras` are whatever the method prepared, with the
-    client first.
+    client first. `home` says that rows of these clients lie in this memory in every round.
     """
 
     rows: Tensor
@@ -49,6 +49,20 @@ class Job:
     lr: float
     scale: Tensor | None = None
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    home: bool = False
+
+    def part(self, start: int, stop: int) -> Job:
+        """The job of some of the clients, with all they need where their rows are."""
+        device = self.rows.device
+        return Job(
+            self.rows[start:stop],
+            self.members[start:stop],
+            self.round,
+            self.lr,
+            None if self.scale is None else self.scale[start:stop].to(device),
+            {name: value[start:stop].to(device) for name, value in self.extras.items()},
+            self.home and start == 0 and stop >= len(self.rows),
+        )
 
 
 @dataclass(frozen=True)

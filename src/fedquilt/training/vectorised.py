@@ -9,7 +9,7 @@ once, which takes vmap's dispatch out of the later ones.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedquilt.memory import place_on
+from fedquilt.memory import write_to
 from fedquilt.training.batches import Schedule, orders, seed_device, streams
 from fedquilt.training.engine import Job, Recipe, memory_budget
 from fedquilt.training.graph import Graph, captures
@@ -28,6 +28,7 @@ from fedquilt.training.optim import Optimiser, hold_back
 
 _TRACE_AFTER = 12  # steps of one shape before tracing pays
 _MOST_STAGES = 64  # shapes of work whose memory and graphs are kept
+_AHEAD_BYTES = 2**28  # up to here a GPU picks the batches of all steps at once
 _WHOLE_ROUND_STEPS = 512  # longer local training is replayed step by step: capturing it whole would take too long
 
 Stack = dict[str, Tensor]  # by name, each (k, ...)
@@ -51,9 +52,11 @@ class Vectorised:
         self.stages: dict[tuple[Any, ...], _Stage] = {}
 
     def train(self, job: Job) -> Tensor:
-        counts = tuple(self.recipe.samples.count[m] for m in job.members)
+        of_each = self.recipe.samples.count
+        counts = (self.longest,) * len(job.members) if self.even else tuple(of_each[m] for m in job.members)
         shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in sorted(job.extras.items()))
-        key = (len(counts), shapes, None if job.scale is None else tuple(job.scale.shape))
+        home = job.rows.data_ptr() if job.home and captures(self.recipe.device) else None
+        key = (len(counts), shapes, None if job.scale is None else tuple(job.scale.shape), home)
         stage = self.stages.pop(key, None) or _Stage(self, counts, job)
         self.stages[key] = stage  # the latest used is the last
         losses = stage.run(job, counts)
@@ -115,6 +118,8 @@ class Vectorised:
 class _Stage:
     """The memory and the program for one shape of work: so many clients, with extras of these shapes.
 
+    Clients come from rows and go back to them. What is captured reads and writes rows that are at home where they are,
+    and rows of its own for others; what runs step by step takes the rows of each job.
     Clients of an uneven family come in ever new combinations of sizes, so their memory is laid out for the longest.
     """
 
@@ -125,7 +130,8 @@ class _Stage:
         self.schedule = Schedule.of(counts, recipe.training.batch, recipe.training.epochs, device, engine.longest)
         self.sizes = counts
         self.counts = torch.tensor(counts, device=device)
-        self.rows = torch.empty(k, layout.width, device=device)  # where clients come from and go to
+        self.own = captures(device) and not job.home
+        self.rows = torch.empty_like(job.rows) if self.own else job.rows
         # While they train, each parameter of all clients lies by itself: gradients need no joining, products are fast.
         shaped = {n: torch.empty(k, *layout.places[n].shape, device=device) for n in layout.parameter_names}
         self.frozen = {n: shaped[n] for n in layout.frozen}
@@ -147,6 +153,10 @@ class _Stage:
         # Where all clients have one size, the last batch of an epoch is short for all of them: it is cut, not padded.
         self.whole = engine.even and engine.most_steps <= _WHOLE_ROUND_STEPS
         self.short = engine.longest % batch if self.whole else 0
+        x = recipe.samples.x
+        bytes_ahead = self.indices.numel() * x[0].numel() * x.element_size()
+        self.ahead = captures(device) and self.whole and x.is_cuda and bytes_ahead <= _AHEAD_BYTES
+        self.batches: tuple[Tensor, ...] = ()  # of all steps, where they are picked ahead
         padded = not engine.even or (self.schedule.mask is not None and not self.short)
         self.mask = torch.zeros(self.indices.shape, device=device) if padded else None
         self.lay_out()
@@ -155,8 +165,9 @@ class _Stage:
         self.programs: dict[int, Step] = {}  # traced, by the size of the batch
         self.graph: Graph | None = None
         self.eager = not captures(device)
-        held = [self.rows, self.buffers, self.scale, self.indices, self.epoch, self.mask, *shaped.values()]
-        held += [*self.anchor.values(), *self.extras.values(), *self.optimiser.first, *self.optimiser.second]
+        held = [self.rows if self.own else None, self.buffers, self.scale, self.indices, self.epoch, self.mask]
+        held += [*shaped.values(), *self.anchor.values(), *self.extras.values()]
+        held += [*self.optimiser.first, *self.optimiser.second]
         self.bytes = sum(t.numel() * t.element_size() for t in held if t is not None)
 
     def lay_out(self) -> None:
@@ -174,15 +185,17 @@ class _Stage:
             self.counts.copy_(torch.tensor(counts))
             self.steps.copy_(torch.tensor(self.schedule.steps))
             self.lay_out()
-        self.rows.copy_(job.rows)
+        if self.own:
+            self.rows.copy_(job.rows)
+        else:
+            self.rows = job.rows
         for name, value in job.extras.items():
             self.extras[name].copy_(value)
         if self.scale is not None and job.scale is not None:
             self.scale.copy_(job.scale)
         members = np.array(job.members)
         drawn = streams(self.engine.keys[members], job.round, training.epochs)
-        told = torch.from_numpy(np.column_stack([drawn, self.engine.starts[members]]))
-        self.draw.copy_(place_on(told, device))
+        write_to(self.draw, np.column_stack([drawn, self.engine.starts[members]]))
         if job.lr != self.rate:
             self.rate = job.lr
             self.lr.fill_(job.lr)
@@ -191,7 +204,8 @@ class _Stage:
             self.everything()
         else:
             self.replay()
-        job.rows.copy_(self.rows)
+        if self.own:
+            job.rows.copy_(self.rows)
         return self.losses.clone()
 
     def begin(self) -> None:
@@ -201,6 +215,9 @@ class _Stage:
         order = orders(self.draw[:, :-1], counts, self.schedule.longest)
         indices = self.schedule.indices(order, self.draw[:, -1])  # (k, S, B)
         self.indices[:, : indices.shape[1]] = indices
+        if self.ahead:  # two launches for all steps
+            samples = self.recipe.samples
+            self.batches = tuple(table[indices.transpose(0, 1)] for table in (samples.x, samples.y))  # (S, k, B, ...)
         self.optimiser.reset()
         self.losses.zero_()
         self.step.zero_()
@@ -230,21 +247,10 @@ class _Stage:
 
     def one_step(self, at: int | None) -> None:
         """One step of every client: the step of a number, or of the counter that lives on the device."""
-        samples = self.recipe.samples
-
-        def pick(table: Tensor) -> Tensor:
-            return table[:, at] if at is not None else table.index_select(1, self.step.view(1)).squeeze(1)
-
-        index = pick(self.indices)  # (k, B)
-        if at is not None and self.is_short(at):
-            index = index[:, : self.short]
-        mask = None if self.mask is None else pick(self.mask)
-        if samples.x.device == index.device:
-            x, y = samples.x[index], samples.y[index]
-        else:  # samples that do not fit on the device rest in host memory
-            x, y = (t[index.cpu()].to(index.device) for t in (samples.x, samples.y))
+        mask = None if self.mask is None else self.pick(self.mask, at)
+        epoch = self.pick(self.epoch, at)
         arguments = (
-            self.trained, self.frozen, self.buffers, x, y, mask, self.anchor, pick(self.epoch), self.extras
+            self.trained, self.frozen, self.buffers, *self.batch(at), mask, self.anchor, epoch, self.extras
         )  # fmt: skip
         gradients, losses, buffers = self.program(arguments)(*arguments)
         moves = None if mask is None else (mask.amax(dim=1) > 0).to(losses.dtype)  # (k,) 0 for who has finished
@@ -263,6 +269,21 @@ class _Stage:
             self.buffers.copy_(buffers if moves is None else torch.where(moves[:, None] > 0, buffers, self.buffers))
         if at is None:
             self.step += 1
+
+    def pick(self, table: Tensor, at: int | None) -> Tensor:
+        """(k, ...) what a table (k, steps, ...) has for a step."""
+        return table[:, at] if at is not None else table.index_select(1, self.step.view(1)).squeeze(1)
+
+    def batch(self, at: int | None) -> Sequence[Tensor]:
+        """The samples (k, B, ...) and labels (k, B) of a step."""
+        size = self.short if at is not None and self.is_short(at) else None
+        if self.batches and at is not None:
+            return [of_all[at][:, :size] for of_all in self.batches]
+        index, tables = self.pick(self.indices, at)[:, :size], (self.recipe.samples.x, self.recipe.samples.y)
+        if tables[0].device == index.device:
+            return [table[index] for table in tables]
+        # samples that do not fit on the device rest in host memory
+        return [table[index.cpu()].to(index.device) for table in tables]
 
     def lr_now(self) -> float | Tensor:
         """The learning rate; where a graph is captured it is read from the device, anew in each replay."""
