@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 
 import torch
 from torch import Tensor, nn
@@ -132,22 +134,48 @@ def seconds(work: Callable[[], None], device: torch.device, rounds: int = 1) -> 
 
 
 def peak(work: Workload, side: str, device: torch.device, engine: str) -> float:
-    """Peak memory of one side alone, in MiB: what it allocates on a GPU, or on a CPU that of a process of its own."""
+    """Peak memory of one side alone, in MiB: on a GPU what it allocates, on a CPU that of a process of its own."""
     if device.type == "cuda":
-        gc.collect()  # what was measured before
+        gc.collect()
         torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()  # what libraries keep of what was measured before
         _two_rounds(work, side, device, engine)
-        return torch.cuda.max_memory_allocated() / 2**20
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
     command = [sys.executable, __file__, "--peak", side, "--only", work.name, "--engine", engine]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def own_peak() -> float:
-    """The peak memory of this process in MiB; Linux' usual figure includes the peak of whoever started it."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if "VmHWM" in line) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+def own_peak(work: Callable[[], None]) -> float:
+    """The most memory, in MiB, that this process and its workers have together while they work; shared pages once."""
+    if not Path("/proc/self/smaps_rollup").exists():
+        work()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    done, most = Event(), 0.0
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(0.02):
+            most = max(most, sum(_held(pid) for pid in [os.getpid(), *_children(os.getpid())]))
+
+    watcher = Thread(target=watch)
+    watcher.start()
+    work()
+    done.set()
+    watcher.join()
+    return most
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _held(pid: int) -> float:
+    """The memory of a process in MiB, of shared pages its share."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:  # it has ended
+        return 0.0
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 2**10
 
 
 def _two_rounds(work: Workload, side: str, device: torch.device, engine: str) -> None:
@@ -194,8 +222,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     if arguments.peak:
         (work,) = (work for work in WORKLOADS if work.name in arguments.only)
-        _two_rounds(work, arguments.peak, device, arguments.engine)
-        print(own_peak())
+        print(own_peak(lambda: _two_rounds(work, arguments.peak, device, arguments.engine)))
         return
     found = {}
     for work in WORKLOADS:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +21,10 @@ from fedquilt.sharing import install
 from fedquilt.stacks import Family, Layout, Signature, families
 from fedquilt.training.batches import key_of
 from fedquilt.training.check import check_model
-from fedquilt.training.choose import ENGINES, choose, how_many_at_once
+from fedquilt.training.choose import ENGINES, choose
 from fedquilt.training.engine import Engine, Job, Recipe, Samples
 from fedquilt.training.settings import Training
+from fedquilt.training.sizes import how_many_at_once
 from fedquilt.view import StackView, Table
 
 
@@ -198,16 +198,12 @@ class Fleet:
         return Rest(first, [place[id(modules[n])] for n in family.ids], device)
 
     def _samples(self, clients: Sequence[Client]) -> Samples:
-        counts = [client.samples for client in clients]
-        starts = accumulate([0, *counts[:-1]])
-        x, y = (torch.cat([getattr(client.train, part) for client in clients]) for part in ("x", "y"))
+        counts = tuple(client.samples for client in clients)
         keys = tuple(key_of(self.terms.seed, client.name) for client in clients)
-        samples = Samples(x, y, tuple(starts), tuple(counts), keys)
-        if self.device.type == "cuda":
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            if x.numel() * x.element_size() * 4 <= total:
-                return samples.to(self.device)
-        return samples
+        parts = tuple((client.train.x, client.train.y) for client in clients)
+        samples = Samples(parts, tuple(range(len(clients))), counts, keys)
+        total = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else 0
+        return samples.to(self.device) if samples.bytes * 4 <= total else samples
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
@@ -276,7 +272,7 @@ class Fleet:
                 crew.teacher.close()
             k = len(crew.clients)
             keys = tuple(key_of(self.terms.seed, client.name, "lesson") for client in crew.clients)
-            samples = Samples(lesson.x, lesson.y, (0,) * k, (len(lesson.y),) * k, keys).to(self.device)
+            samples = Samples(((lesson.x, lesson.y),), (0,) * k, (len(lesson.y),) * k, keys).to(self.device)
             how = replace(self.terms.training, epochs=lesson.epochs)
             recipe = replace(self._recipe(crew), samples=samples, training=how, objective=lesson.objective)
             crew.lesson, crew.teacher = lesson, ENGINES[crew.engine.name](recipe)
@@ -284,9 +280,11 @@ class Fleet:
 
     def _work(self, engine: Engine, step: int, job: Job) -> Tensor:
         """Train the clients of a job, in place, `step` at a time; their mean losses, (k,)."""
-        if engine.name != "vectorised":  # the others never hold more than a client a worker
+        if engine.name != "vectorised":  # the others never hold more than a client, or a small stack, a worker
             step = self.clients_at_once or len(job.rows)
-        losses = [engine.train(job.part(at, at + step)) for at in range(0, len(job.rows), step)]
+        k = len(job.rows)
+        step = -(-k // -(-k // step))  # stacks of about one size
+        losses = [engine.train(job.part(at, at + step)) for at in range(0, k, step)]
         return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     def _recipe(self, crew: Crew) -> Recipe:
@@ -333,7 +331,7 @@ class Fleet:
             down=down,
             common=self.terms.common,
             public_test=self.terms.public_test,
-            vectorised=crew.engine is not None and crew.engine.name == "vectorised",
+            vectorised=crew.engine is not None and crew.engine.stacks,
             installed=installed,
         )
 

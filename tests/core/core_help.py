@@ -18,7 +18,7 @@ from fedquilt.methods import FedAvg, Method, State
 from fedquilt.sharing import Plan
 from fedquilt.training.batches import key_of, orders, streams
 
-ENGINES = ("sequential", "vectorised", "parallel")
+ENGINES = ("sequential", "vectorised", "parallel", "parallel-stacks")
 Builder = Callable[[], nn.Module]
 
 

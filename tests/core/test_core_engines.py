@@ -19,7 +19,7 @@ from fedquilt.models.recurrent import LSTM
 from fedquilt.training.objective import Batch, Call, Context, Objective, cross_entropy
 from fedquilt.view import StackView
 
-OTHERS = ("vectorised", "parallel")
+OTHERS = ("vectorised", "parallel", "parallel-stacks")
 
 OPTIMISERS: dict[str, dict[str, Any]] = {
     "sgd": {},

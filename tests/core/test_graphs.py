@@ -38,10 +38,10 @@ class StandIn:
 def recipe(counts: list[int], training: Training) -> Recipe:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
-    starts = [sum(counts[:i]) for i in range(len(counts))]
     keys = tuple(key_of(0, i) for i in range(len(counts)))
     x, y = torch.randn(sum(counts), 4), torch.randint(0, 3, (sum(counts),))
-    samples = Samples(x, y, tuple(starts), tuple(counts), keys)
+    parts = tuple(zip(x.split(counts), y.split(counts), strict=True))
+    samples = Samples(parts, tuple(range(len(counts))), tuple(counts), keys)
     return Recipe(net, Layout(net, cut(net)), samples, training, cross_entropy() + proximal(0.1), torch.device("cpu"))
 
 

@@ -39,7 +39,7 @@ def how_many(jobs: int | None, runs: int, device: str, engine: str) -> int:
     (1, 3)
     """
     if jobs is None:
-        jobs = 1 if device == "cuda" or engine == "parallel" else min(len(_cores()), MOST_JOBS)
+        jobs = 1 if device == "cuda" or engine.startswith("parallel") else min(len(_cores()), MOST_JOBS)
     return max(1, min(jobs, runs))
 
 

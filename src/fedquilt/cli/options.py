@@ -27,7 +27,9 @@ Readouts = Annotated[
 ]
 Merge = Annotated[str, typer.Option("--merge", metavar="NAME", help="How copies become one (fedquilt list merges).")]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")]
-Engine = Annotated[str, typer.Option("--engine", metavar="NAME", help="auto, vectorised, parallel or sequential.")]
+Engine = Annotated[
+    str, typer.Option("--engine", metavar="NAME", help="auto, vectorised, parallel-stacks, parallel or sequential.")
+]
 AtOnce = Annotated[
     int | None, typer.Option("--clients-at-once", metavar="N", help="Clients stacked at once; found out otherwise.")
 ]

@@ -61,7 +61,7 @@ class Sums:
             return cls._product(values, finite, torch.where(circle == rows[:, None], weight, 0.0))
         total = values.new_zeros(circles, values.shape[1], dtype=torch.float64)
         for columns in column_blocks(values):
-            total[:, columns].index_add_(0, circle, _clean(values, columns).mul_(weight[:, None]))
+            total[:, columns].index_add_(0, circle, _clean(values, columns, finite).mul_(weight[:, None]))
         return cls(total, weight.new_zeros(circles).index_add_(0, circle, weight), ~finite)
 
     @classmethod
@@ -72,8 +72,10 @@ class Sums:
 
     @classmethod
     def _product(cls, values: Tensor, finite: Tensor, shares: Tensor) -> Sums:
-        blocks = [shares @ _clean(values, columns) for columns in column_blocks(values)]
-        return cls(blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1), shares.sum(1), ~finite)
+        total = values.new_empty(len(shares), values.shape[1], dtype=torch.float64)
+        for columns in column_blocks(values):  # written in place: small results between big temporaries litter the heap
+            torch.mm(shares, _clean(values, columns, finite), out=total[:, columns])
+        return cls(total, shares.sum(1), ~finite)
 
     def __add__(self, other: Sums) -> Sums:
         refused = torch.cat([self.refused, other.refused])
@@ -105,6 +107,9 @@ def column_blocks(values: Tensor) -> Iterator[slice]:
     return (slice(at, at + width) for at in range(0, max(1, values.shape[1]), width))
 
 
-def _clean(values: Tensor, columns: slice) -> Tensor:
+def _clean(values: Tensor, columns: slice, finite: Tensor) -> Tensor:
     """(k, block) doubles, 0 for what is not finite: such a row has the weight 0, but 0 * NaN is NaN."""
-    return torch.nan_to_num(values[:, columns], nan=0.0, posinf=0.0, neginf=0.0).double()
+    block = values[:, columns].double()
+    if values.is_cuda or not bool(finite.all()):  # only a CPU can be asked without waiting
+        torch.nan_to_num(block, nan=0.0, posinf=0.0, neginf=0.0, out=block)
+    return block

@@ -7,20 +7,19 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from fedquilt.names import unknown
-from fedquilt.training.engine import Engine, Job, Recipe, memory_budget
-from fedquilt.training.layers import prepare_one
-from fedquilt.training.objective import Batch, Context
-from fedquilt.training.parallel import Parallel, can_fork, cores
+from fedquilt.training.engine import Engine, Job, Recipe
+from fedquilt.training.parallel import Parallel, ParallelStacks, can_fork, cores
 from fedquilt.training.sequential import Sequential
+from fedquilt.training.sizes import how_many_a_worker, size_of_a_client
 from fedquilt.training.vectorised import Vectorised
 
-ENGINES: dict[str, type[Engine]] = {e.name: e for e in (Vectorised, Parallel, Sequential)}
+ENGINES: dict[str, type[Engine]] = {e.name: e for e in (Vectorised, ParallelStacks, Parallel, Sequential)}
 _TRIAL_BATCHES = 2
-_TRIAL_BYTES = 2**26  # clients of big models are tried a few at a time: a trial shall not be what takes most memory
+_HERE = 1.25  # stacks are slower in the user's own process than a trial shows: there, freed memory may not be kept
+_TRACED_IN_TRIALS = 300  # tensors that backward remembers; tracing bigger models, such as recurrent ones, takes long
 
 
 def choose(name: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor], at_once: int) -> Engine:
@@ -32,26 +31,48 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]
     """
     if name not in (*ENGINES, "auto"):
         raise ValueError(unknown(name, ("auto", *ENGINES), "engine"))
-    if name in ("parallel", "sequential"):
-        return ENGINES[name](recipe)
+    names = _candidates(recipe, rows, extras) if name == "auto" else [name]
+    if names in (["parallel"], ["sequential"]):
+        return ENGINES[names[0]](recipe)
+    some = min(len(rows), how_many_a_worker(recipe, extras) * cores())
+    few = max(1, some - some % cores())  # as many for one core as for another
     short = _shortened(recipe)
-    few = min(len(rows), max(2 * cores(), _TRIAL_BYTES // bytes_a_client(recipe, extras)))
-    try:
-        job = _job_of(recipe, rows, extras, min(few, at_once))
-        stacked = _seconds(Vectorised(short), job, repeats=1 if name == "vectorised" else 2)
-    except Exception as error:
-        others = "parallel" if _can_fork(recipe, rows) else "sequential"
+    if len(names) > 1 and size_of_a_client(recipe, extras).tensors < _TRACED_IN_TRIALS:
+        short = replace(short, trace_after=1)  # stacks are compared as they will run
+    seconds: dict[str, float] = {}
+    for kind in names:
+        job = _job_of(recipe, rows, extras, min(few, at_once) if kind == "vectorised" else few)
+        try:
+            seconds[kind] = _seconds(ENGINES[kind](short), job, repeats=1 if len(names) == 1 else 2)
+        except Exception as error:
+            if not ENGINES[kind].stacks:
+                raise
+            trouble = error
+    if not any(ENGINES[kind].stacks for kind in seconds):
+        other = "parallel" if _can_fork(recipe, rows) else "sequential"
+        why = str(trouble).strip().splitlines()[-1:] or [type(trouble).__name__]
         warnings.warn(
-            f"this model cannot be stacked, so it is trained with the engine '{others}': {error}",
+            f"this model cannot be stacked, so it is trained with the engine '{other}': {why[0]}",
             RuntimeWarning,
             stacklevel=2,
         )
-        return ENGINES[others](recipe)
-    if name == "vectorised" or recipe.device.type == "cuda":
-        return Vectorised(recipe)
-    other = Parallel if _can_fork(recipe, rows) else Sequential
-    single = _seconds(other(short), _job_of(recipe, rows, extras, few), repeats=2)
-    return Vectorised(recipe) if stacked <= single else other(recipe)
+        return ENGINES[other](recipe)
+    if "parallel-stacks" in seconds and "vectorised" in seconds:
+        seconds["vectorised"] *= _HERE
+    return ENGINES[min(seconds, key=lambda kind: seconds[kind])](recipe)
+
+
+def _candidates(recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]) -> list[str]:
+    """Which engines may be the fastest. Clients too big for a worker to stack train best one by one, each on a
+    core, where there are as many clients as cores; with others it must be tried.
+    """
+    if recipe.device.type == "cuda":
+        return ["vectorised"]
+    if not _can_fork(recipe, rows):
+        return ["vectorised", "sequential"]
+    if how_many_a_worker(recipe, extras) > 1:
+        return ["vectorised", "parallel-stacks", "parallel"]
+    return ["vectorised", "parallel"] if len(rows) < cores() else ["parallel"]
 
 
 def _job_of(recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor], few: int) -> Job:
@@ -67,7 +88,8 @@ def _can_fork(recipe: Recipe, rows: Tensor) -> bool:
 def _shortened(recipe: Recipe) -> Recipe:
     """The same work with few batches a client and one epoch."""
     most = recipe.training.batch * _TRIAL_BATCHES
-    samples = replace(recipe.samples, count=tuple(min(n, most) for n in recipe.samples.count))
+    parts = tuple((x[:most], y[:most]) for x, y in recipe.samples.parts)
+    samples = replace(recipe.samples, parts=parts, count=tuple(min(n, most) for n in recipe.samples.count))
     return replace(recipe, samples=samples, training=replace(recipe.training, epochs=1))
 
 
@@ -80,28 +102,3 @@ def _seconds(engine: Engine, job: Job, repeats: int) -> float:
         return (time.perf_counter() - start) / len(job.members)
     finally:
         engine.close()
-
-
-def bytes_a_client(recipe: Recipe, extras: Mapping[str, Tensor]) -> int:
-    """About how much memory one client takes while it trains: its row several times, and what backward remembers."""
-    saved = 0
-
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal saved
-        saved += tensor.numel() * tensor.element_size()
-        return tensor
-
-    module, samples = prepare_one(recipe.module()), recipe.samples
-    index = torch.arange(samples.start[0], samples.start[0] + min(recipe.training.batch, samples.count[0]))
-    batch = Batch(samples.x[index].to(recipe.device), samples.y[index].to(recipe.device))
-    named = dict(module.named_parameters())
-    anchor = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_anchor else {}
-    context = Context(named, anchor, {n: v[0] for n, v in extras.items()}, torch.zeros((), dtype=torch.int64))
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        recipe.objective(module, batch, context)
-    return 4 * recipe.layout.width * 6 + 3 * saved
-
-
-def how_many_at_once(recipe: Recipe, extras: Mapping[str, Tensor]) -> int:
-    """How many clients are stacked at once: as many as fit into the machine's budget for them."""
-    return max(1, memory_budget(recipe.device) // max(1, bytes_a_client(recipe, extras)))

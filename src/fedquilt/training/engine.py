@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import ClassVar, Protocol
 
 import torch
@@ -18,20 +19,54 @@ from fedquilt.training.settings import Training
 
 @dataclass(frozen=True)
 class Samples:
-    """The training samples of a family's clients in one table; client j owns `count[j]` rows from `start[j]` on.
+    """The training samples of a family's clients: client j has the first `count[j]` of the part of number `part[j]`.
 
-    `key[j]` is the client's random key: with the round it decides the order of its samples.
+    `key[j]` is the client's random key: with the round it decides the order of its samples. The table of all parts is
+    made when it is first asked for; who trains clients one by one never asks.
+
+    >>> pairs = [(torch.zeros(3, 1), torch.zeros(3)), (torch.ones(2, 1), torch.ones(2))]
+    >>> samples = Samples(tuple(pairs), (1, 0), (2, 3), (7, 8))
+    >>> samples.start, samples.y.tolist()
+    ((3, 0), [0.0, 0.0, 0.0, 1.0, 1.0])
     """
 
-    x: Tensor
-    y: Tensor
-    start: tuple[int, ...]
+    parts: tuple[tuple[Tensor, Tensor], ...]
+    part: tuple[int, ...]
     count: tuple[int, ...]
     key: tuple[int, ...]
 
+    @cached_property
+    def x(self) -> Tensor:
+        """All samples."""
+        return torch.cat([x for x, _ in self.parts]) if len(self.parts) > 1 else self.parts[0][0]
+
+    @cached_property
+    def y(self) -> Tensor:
+        """All labels."""
+        return torch.cat([y for _, y in self.parts]) if len(self.parts) > 1 else self.parts[0][1]
+
+    @cached_property
+    def start(self) -> tuple[int, ...]:
+        """Where each client's samples start in the table of all."""
+        starts = list(accumulate([0, *(len(y) for _, y in self.parts)]))
+        return tuple(starts[part] for part in self.part)
+
+    @property
+    def bytes(self) -> int:
+        """How much memory the samples take."""
+        return sum(x.numel() * x.element_size() for x, _ in self.parts)
+
     def to(self, device: torch.device) -> Samples:
-        """The same samples on a device."""
-        return replace(self, x=self.x.to(device), y=self.y.to(device))
+        """The same samples on a device, in one table."""
+        if device.type == "cpu":
+            return self
+        x, y = self.x.to(device), self.y.to(device)
+        sizes = [len(y) for _, y in self.parts]
+        return replace(self, parts=tuple(zip(x.split(sizes), y.split(sizes), strict=True)))._with(x, y)
+
+    def _with(self, x: Tensor, y: Tensor) -> Samples:
+        self.__dict__.update(x=x, y=y)  # what the table would be made of are views of it
+        return self
 
 
 @dataclass(frozen=True)
@@ -64,10 +99,27 @@ class Job:
             self.home and start == 0 and stop >= len(self.rows),
         )
 
+    def some(self, places: Sequence[int]) -> Job:
+        """The job of the clients at some places; of neighbours the rows themselves are in it, else a copy."""
+        if list(places) == list(range(places[0], places[0] + len(places))):
+            return self.part(places[0], places[0] + len(places))
+        at = torch.tensor(places)
+        return Job(
+            self.rows[at],
+            tuple(self.members[place] for place in places),
+            self.round,
+            self.lr,
+            None if self.scale is None else self.scale[at],
+            {name: value[at] for name, value in self.extras.items()},
+        )
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an engine is built for: a family's module, how it lies in a row, its samples, settings and objective."""
+    """What an engine is built for: a family's module, how it lies in a row, its samples, settings and objective.
+
+    On a CPU a step of a stack is traced when it has come `trace_after` times.
+    """
 
     template: nn.Module
     layout: Layout
@@ -75,30 +127,18 @@ class Recipe:
     training: Training
     objective: Objective
     device: torch.device
+    trace_after: int = 12
 
     def module(self) -> nn.Module:
         """A copy of the module for the engine to keep, in training mode, on the device."""
         return copy.deepcopy(self.template).to(self.device).train()
 
 
-def memory_budget(device: torch.device) -> int:
-    """How many bytes clients stacked in training may take: two fifths of a GPU; on a CPU 128 MiB, or less if that is
-    a seventh of its memory: there bigger stacks are not faster.
-
-    It follows from the size of the machine alone, never from what happens to be free.
-    """
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory // 5 * 2
-    try:
-        return min(2**27, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 7)
-    except (ValueError, OSError, AttributeError):
-        return 2**27
-
-
 class Engine(Protocol):
     """Trains clients of one family. All engines give the same numbers."""
 
     name: ClassVar[str]
+    stacks: ClassVar[bool]  # whether it trains stacks of clients, not one by one
 
     def __init__(self, recipe: Recipe) -> None: ...
 

@@ -1,20 +1,21 @@
 """Clients spread over worker processes, one thread each: the way of a CPU where arithmetic, not Python, is the cost.
 
 Workers are forked once, with the module and the samples already in memory; rows and whatever the method prepared lie in
-shared memory, so that a round moves nothing but a few numbers through pipes. Each worker takes the next client that
-nobody has taken.
+shared memory, so that a round moves nothing but a few numbers through pipes. Each worker takes the next client, or the
+next stack of clients, that nobody has taken.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
@@ -22,8 +23,10 @@ import torch
 from torch import Tensor
 
 from fedquilt.memory import common_zeros, is_common
-from fedquilt.training.engine import Job, Recipe
+from fedquilt.training.engine import Engine, Job, Recipe
 from fedquilt.training.sequential import Sequential
+from fedquilt.training.sizes import how_many_a_worker
+from fedquilt.training.vectorised import Vectorised
 
 _PATIENCE = 2.0  # seconds that idle workers get to end by themselves
 
@@ -42,13 +45,15 @@ class Parallel:
     """Sequential training in several processes."""
 
     name: ClassVar[str] = "parallel"
+    stacks: ClassVar[bool] = False
 
     def __init__(self, recipe: Recipe, workers: int | None = None) -> None:
         if recipe.device.type != "cpu":
-            raise ValueError("the engine 'parallel' is for the CPU; take engine='vectorised' on a GPU")
+            raise ValueError(f"the engine '{self.name}' is for the CPU; take engine='vectorised' on a GPU")
         if not can_fork():
-            raise ValueError("the engine 'parallel' forks processes, which cannot be done here; take another engine")
+            raise ValueError(f"the engine '{self.name}' forks processes, which cannot be done here; take another one")
         self.recipe = recipe
+        self.most = 1  # clients that a worker takes at once
         self.workers = min(workers or cores(), len(recipe.samples.count))
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
@@ -75,7 +80,7 @@ class Parallel:
             if not (at_home and name == "rows"):
                 self.shared[name][:k] = value
         # The longest first: the last client to finish is then a short one.
-        turn = sorted(range(k), key=lambda at: -self.recipe.samples.count[job.members[at]])
+        turn = self._shares(sorted(range(k), key=lambda at: -self.recipe.samples.count[job.members[at]]))
         self.next.value = 0
         for pipe in self.pipes:
             pipe.send((at_home, job.members, turn, job.round, job.lr))
@@ -84,11 +89,17 @@ class Parallel:
             trouble, done = _answer(pipe)
             if trouble:
                 raise RuntimeError(f"a worker failed while training:\n{trouble}")
-            for at, loss in done:
-                losses[at] = loss
+            for places, found in done:
+                losses[places] = torch.tensor(found)
         if not at_home:
             job.rows.copy_(self.shared["rows"][:k])
         return losses
+
+    def _shares(self, places: list[int]) -> list[list[int]]:
+        """What workers take at once: as many clients as they may, and as many shares for one worker as for another."""
+        rounds = -(-len(places) // (self.most * self.workers))
+        size = -(-len(places) // (rounds * self.workers))
+        return [places[at : at + size] for at in range(0, len(places), size)]
 
     def _fits(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the workers' shared memory has a place for these."""
@@ -109,7 +120,7 @@ class Parallel:
         for _ in range(self.workers):
             here, there = context.Pipe()
             self.pipes.append(here)
-            args = (there, tuple(self.pipes), self.recipe, self.shared, self.home, self.next)
+            args = (there, tuple(self.pipes), self._engine, self.shared, self.home, self.next)
             process = context.Process(target=_work, args=args, daemon=True)
             with warnings.catch_warnings():
                 # Forking beside other threads is safe here: a worker uses nothing that they could hold.
@@ -117,6 +128,10 @@ class Parallel:
                 process.start()
             there.close()
             self.processes.append(process)
+
+    def _engine(self) -> Engine:
+        """What a worker trains with."""
+        return Sequential(self.recipe)
 
     def close(self, patience: float = _PATIENCE) -> None:
         """End the workers: idle ones by themselves, others after a while."""
@@ -140,7 +155,30 @@ class Parallel:
             self.close()
 
 
-def _answer(pipe: Connection) -> tuple[str, list[tuple[int, float]]]:
+class ParallelStacks(Parallel):
+    """Stacks of a few clients in several processes: a stack that fits a core's cache beats one of all clients."""
+
+    name: ClassVar[str] = "parallel-stacks"
+    stacks: ClassVar[bool] = True
+
+    def _start(self, tensors: Mapping[str, Tensor]) -> None:
+        self.most = how_many_a_worker(self.recipe, _extras_of(tensors))
+        _ = self.recipe.samples.x, self.recipe.samples.y  # made before forking, the table is there once for all workers
+        super()._start(tensors)
+
+    def _engine(self) -> Engine:
+        return Vectorised(self.recipe)
+
+
+def _extras_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the method prepared, among the tensors of a job."""
+    return {name.removeprefix("extra "): value for name, value in tensors.items() if name.startswith("extra ")}
+
+
+Done = list[tuple[list[int], list[float]]]  # places in the job, and their losses
+
+
+def _answer(pipe: Connection) -> tuple[str, Done]:
     try:
         trouble, done = pipe.recv()
     except (EOFError, OSError):
@@ -149,7 +187,7 @@ def _answer(pipe: Connection) -> tuple[str, list[tuple[int, float]]]:
 
 
 def _work(
-    pipe: Connection, inherited: tuple[Connection, ...], recipe: Recipe, shared: Mapping[str, Tensor],
+    pipe: Connection, inherited: tuple[Connection, ...], make: Callable[[], Engine], shared: Mapping[str, Tensor],
     home: Tensor | None, turn_of: Any,
 ) -> None:  # fmt: skip
     """A worker's life: take jobs until it is told to end, or the pipe closes because the parent is gone."""
@@ -157,8 +195,8 @@ def _work(
     for end in inherited:  # the parent's ends: while a copy of one is open here, closing it there would go unnoticed
         end.close()
     torch.set_num_threads(1)
-    engine = Sequential(recipe)
-    extras = {name.removeprefix("extra "): value for name, value in shared.items() if name.startswith("extra ")}
+    gc.freeze()  # looking for garbage in what is there already would copy memory that is shared with the parent
+    engine, extras = make(), _extras_of(shared)
     while True:
         try:
             order = pipe.recv()
@@ -167,7 +205,7 @@ def _work(
         if order is None:
             return
         at_home, members, turn, round_, lr = order
-        done: list[tuple[int, float]] = []
+        done: Done = []
         trouble = ""
         try:
             rows = home if at_home and home is not None else shared["rows"]
@@ -177,7 +215,10 @@ def _work(
                     place, turn_of.value = turn_of.value, turn_of.value + 1
                 if place >= len(turn):
                     break
-                done.append((turn[place], float(engine.train_one(job, turn[place]))))
+                mine = job.some(turn[place])
+                done.append((turn[place], engine.train(mine).tolist()))
+                if mine.rows.data_ptr() != rows[turn[place][0]].data_ptr():  # a copy of the rows
+                    rows[turn[place]] = mine.rows
         except Exception:
             trouble = traceback.format_exc()
         try:

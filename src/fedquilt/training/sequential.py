@@ -20,6 +20,7 @@ class Sequential:
     """A plain loop over clients, each trained by ordinary autograd."""
 
     name: ClassVar[str] = "sequential"
+    stacks: ClassVar[bool] = False
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -50,8 +51,8 @@ class Sequential:
     def train_one(self, job: Job, at: int) -> Tensor:
         """Train the client at one place of a job, in place; its mean loss."""
         recipe, layout, samples = self.recipe, self.recipe.layout, self.recipe.samples
-        count, start = samples.count[job.members[at]], samples.start[job.members[at]]
-        key, row = samples.key[job.members[at]], job.rows[at]
+        member, row = job.members[at], job.rows[at]
+        count, key, (x, y) = samples.count[member], samples.key[member], samples.parts[samples.part[member]]
         self.flat.copy_(row[: layout.parameters])
         for name, buffer in self.buffers.items():
             place, (home, leaf) = layout.places[name], self.slots[name]
@@ -60,7 +61,7 @@ class Sequential:
         schedule = _schedule(count, recipe.training.batch, recipe.training.epochs)
         stream = streams(np.array([key], dtype=np.uint64), job.round, recipe.training.epochs)
         order = orders(torch.from_numpy(stream), None, count)
-        indices = schedule.indices(order, torch.tensor([start]))[0].to(samples.x.device)  # (S, B)
+        indices = schedule.indices(order, torch.zeros(1, dtype=torch.int64))[0].to(x.device)  # (S, B)
         anchor = layout.split_parameters(self.flat.clone()) if recipe.objective.needs_anchor else {}
         extras = {name: value[at] for name, value in job.extras.items()}
         names, scales = self.trained, {}
@@ -74,7 +75,7 @@ class Sequential:
             index = indices[step]
             if schedule.mask is not None:  # the last batch of an epoch may be short: it is cut, not padded
                 index = index[: int(schedule.mask[0, step].sum())]
-            batch = Batch(samples.x[index].to(recipe.device), samples.y[index].to(recipe.device))
+            batch = Batch(x[index].to(recipe.device), y[index].to(recipe.device))
             context = Context(self.named, anchor, extras, schedule.epoch[0, step])
             loss = recipe.objective(self.module, batch, context)
             if not trained:

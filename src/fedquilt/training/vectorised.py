@@ -20,13 +20,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedquilt.memory import write_to
 from fedquilt.training.batches import Schedule, orders, seed_device, streams
-from fedquilt.training.engine import Job, Recipe, memory_budget
+from fedquilt.training.engine import Job, Recipe
 from fedquilt.training.graph import Graph, captures
 from fedquilt.training.layers import padding, prepare_stack, stackable
 from fedquilt.training.objective import Batch, Context
 from fedquilt.training.optim import Optimiser, hold_back
+from fedquilt.training.sizes import memory_budget
 
-_TRACE_AFTER = 12  # steps of one shape before tracing pays
 _MOST_STAGES = 64  # shapes of work whose memory and graphs are kept
 _AHEAD_BYTES = 2**28  # up to here a GPU picks the batches of all steps at once
 _WHOLE_ROUND_STEPS = 512  # longer local training is replayed step by step: capturing it whole would take too long
@@ -39,6 +39,7 @@ class Vectorised:
     """Clients stacked, steps shared."""
 
     name: ClassVar[str] = "vectorised"
+    stacks: ClassVar[bool] = True
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -304,7 +305,7 @@ class _Stage:
         """The program of a step. On a CPU one that recurs is traced once, where that is possible."""
         size = arguments[3].shape[1]
         self.seen[size] = self.seen.get(size, 0) + 1
-        if self.lr.is_cuda or self.seen[size] < _TRACE_AFTER:
+        if self.lr.is_cuda or self.seen[size] < self.recipe.trace_after:
             return self.engine.gradients
         if size not in self.programs:
             self.programs[size] = program = self.engine.gradients

@@ -1,0 +1,66 @@
+"""How much memory clients take while they train, and so how many of them are stacked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedquilt.training.engine import Recipe
+from fedquilt.training.layers import prepare_one
+from fedquilt.training.objective import Batch, Context
+
+_WORKER_BYTES = 9 * 2**23  # of the stack of a worker, which has one core: bigger ones are not faster
+
+
+def memory_budget(device: torch.device) -> int:
+    """How many bytes clients stacked in training may take: two fifths of a GPU; on a CPU 128 MiB, or less if that is
+    a seventh of its memory: there bigger stacks are not faster.
+
+    It follows from the size of the machine alone, never from what happens to be free.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // 5 * 2
+    try:
+        return min(2**27, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 7)
+    except (ValueError, OSError, AttributeError):
+        return 2**27
+
+
+class Size(NamedTuple):
+    """What a client takes while it trains: bytes of memory, and how many tensors backward remembers."""
+
+    bytes: int
+    tensors: int
+
+
+def size_of_a_client(recipe: Recipe, extras: Mapping[str, Tensor]) -> Size:
+    """About how big one client is while it trains: its row several times, and what backward remembers."""
+    saved: list[int] = []
+
+    def count(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    module, samples = prepare_one(recipe.module()), recipe.samples
+    first = slice(min(recipe.training.batch, samples.count[0]))
+    batch = Batch(*(table[first].to(recipe.device) for table in samples.parts[samples.part[0]]))
+    named = dict(module.named_parameters())
+    anchor = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_anchor else {}
+    context = Context(named, anchor, {n: v[0] for n, v in extras.items()}, torch.zeros((), dtype=torch.int64))
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        recipe.objective(module, batch, context)
+    return Size(4 * recipe.layout.width * 6 + 3 * sum(saved), len(saved))
+
+
+def how_many_at_once(recipe: Recipe, extras: Mapping[str, Tensor]) -> int:
+    """How many clients are stacked at once: as many as fit into the machine's budget for them."""
+    return max(1, memory_budget(recipe.device) // max(1, size_of_a_client(recipe, extras).bytes))
+
+
+def how_many_a_worker(recipe: Recipe, extras: Mapping[str, Tensor]) -> int:
+    """How many clients a worker process stacks at most."""
+    return max(1, _WORKER_BYTES // max(1, size_of_a_client(recipe, extras).bytes))
