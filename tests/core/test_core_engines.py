@@ -16,7 +16,9 @@ from torch.nn import functional as F
 import fedquilt as fq
 from fedquilt.methods import FedAvg, FedPer, FedProx, Local, Prepared
 from fedquilt.models.recurrent import LSTM
+from fedquilt.training.engine import Engine, Job
 from fedquilt.training.objective import Batch, Call, Context, Objective, cross_entropy
+from fedquilt.training.parallel import can_fork
 from fedquilt.view import StackView
 
 OTHERS = ("vectorised", "parallel", "parallel-stacks")
@@ -399,6 +401,47 @@ def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once() -> None:
     assert federated.fleet.engines in (["parallel"], ["sequential"])
     same(rows_of(federated), rows_after(scenario, rounds=3))
     federated.close()
+
+
+def test_a_model_that_workers_cannot_stack_is_trained_one_by_one() -> None:
+    scenario = points(Picky)
+    federated = federation(scenario, engine="parallel-stacks")
+    with pytest.warns(RuntimeWarning, match="cannot be stacked, so it is trained with the engine 'parallel': ") as said:
+        federated.step(evaluate=False)
+    assert "Traceback" not in str(said[0].message)  # a worker's trouble in one line
+    federated.close()
+
+
+def trial(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float], stack: int, cores: int = 2) -> list[str]:
+    """The engines that `auto` tries for a family, and at last the one it takes."""
+    tried: list[str] = []
+
+    def instead(engine: Engine, job: Job, repeats: int) -> float:
+        tried.append(engine.name)
+        engine.close()
+        return seconds[engine.name]
+
+    monkeypatch.setattr("fedquilt.training.choose._seconds", instead)
+    monkeypatch.setattr("fedquilt.training.choose.cores", lambda: cores)
+    monkeypatch.setattr("fedquilt.training.choose.how_many_a_worker", lambda recipe, extras: stack)
+    federated = federation(points(), engine="auto")
+    federated.step(evaluate=False)
+    tried += federated.fleet.engines
+    federated.close()
+    return tried
+
+
+@pytest.mark.skipif(not can_fork(), reason="this system cannot fork")
+def test_auto_tries_what_may_be_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"vectorised": 1.0, "parallel-stacks": 1.1, "parallel": 2.0, "sequential": 3.0}
+    all_three = ["vectorised", "parallel-stacks", "parallel"]
+    # A trial is kind to stacks in the user's own process: they must be clearly faster.
+    assert trial(monkeypatch, seconds, stack=8) == [*all_three, "parallel-stacks"]
+    assert trial(monkeypatch, {**seconds, "vectorised": 0.5}, stack=8) == [*all_three, "vectorised"]
+    assert trial(monkeypatch, {**seconds, "parallel": 0.5}, stack=8) == [*all_three, "parallel"]
+    assert trial(monkeypatch, seconds, stack=1) == ["parallel"]  # too big to stack: nothing to try
+    assert trial(monkeypatch, seconds, stack=1, cores=4) == ["vectorised", "parallel", "vectorised"]  # 3 clients only
+    assert trial(monkeypatch, seconds, stack=8, cores=1) == ["vectorised", "sequential", "vectorised"]
 
 
 def test_an_unknown_engine_is_refused() -> None:

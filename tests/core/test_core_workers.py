@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from core_help import Builder, Task, federation, mlp, points, rows_after, rows_of, same
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedquilt as fq
@@ -155,6 +158,31 @@ def test_many_extras_travel_without_files() -> None:
     mine = {path for path in (set(shm.iterdir()) if shm.is_dir() else set()) - before if path.name.startswith("torch")}
     federated.close()
     assert not mine
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_stacks_of_any_size_train_as_one_by_one(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks are of clients of about one size, so they are not neighbours in memory."""
+    monkeypatch.setattr("fedquilt.training.parallel.how_many_a_worker", lambda recipe, extras: most)
+    scenario = points(sizes=(5, 9, 5, 14, 6, 9, 4), training={"rounds": 3, "momentum": 0.9})
+    same(rows_after(scenario, engine="parallel-stacks", rounds=3), rows_after(scenario, rounds=3))
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
+def test_workers_have_equal_shares(clients: int, most: int, workers: int) -> None:
+    engine = object.__new__(Parallel)
+    engine.most, engine.workers = most, workers
+    shares = engine._shares(list(range(clients)))
+    assert [place for share in shares for place in share] == list(range(clients))
+    assert max(map(len, shares)) <= most
+    turns = -(-len(shares) // workers)  # how often a worker comes back
+    assert turns == -(-clients // (most * workers))
+
+
+def test_many_small_stacks_in_one_round_are_the_same_bits_twice() -> None:
+    scenario = points(sizes=(6,) * 12, training={"rounds": 4})
+    once, twice = (rows_after(scenario, engine="parallel-stacks", rounds=4) for _ in range(2))
+    assert all(torch.equal(row, twice[name]) for name, row in once.items())
 
 
 # --- a whole program -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,3 +96,35 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so_once(monkeypatch: pyte
     for round_ in range(1, 4):
         oracle.train(Job(b, (0, 1, 2), round_, 0.1))
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_at_home_are_trained_where_they_lie_and_others_leave_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectorised, "Graph", StandIn)
+    monkeypatch.setattr(vectorised, "captures", lambda device: True)
+    made.clear()
+    how = recipe([8, 8, 8], Training(lr=0.1, batch=4))
+    ours, oracle = Vectorised(how), Sequential(how)
+    home = how.layout.row(how.template).repeat(3, 1)
+    wanted = home.clone()
+    for round_ in range(1, 5):
+        ours.train(Job(home, (0, 1, 2), round_, 0.1, home=True))
+        oracle.train(Job(wanted, (0, 1, 2), round_, 0.1))
+        torch.testing.assert_close(home, wanted, rtol=1e-4, atol=1e-5)
+        before, copy = home.clone(), home.clone()
+        ours.train(Job(copy, (0, 1, 2), round_ + 1, 0.1))  # as a read-out fine-tunes
+        assert torch.equal(home, before)
+        assert not torch.equal(copy, before)
+    assert [graph.replays for graph in made] == [3, 3]  # one for home, one for everywhere else
+
+
+def test_a_traced_step_has_the_bits_of_one_that_is_not() -> None:
+    how = recipe([5, 9, 14], Training(lr=0.1, momentum=0.9, batch=4, epochs=2))
+    first = how.layout.row(how.template).repeat(3, 1)
+    found = []
+    for trace_after in (1, 10**9):
+        rows, engine = first.clone(), Vectorised(replace(how, trace_after=trace_after))
+        for round_ in (1, 2):
+            engine.train(Job(rows, (0, 1, 2), round_, 0.1))
+        assert all(bool(stage.programs) == (trace_after == 1) for stage in engine.stages.values())
+        found.append(rows)
+    assert torch.equal(*found)

@@ -156,7 +156,7 @@ class _Stage:
         self.short = engine.longest % batch if self.whole else 0
         x = recipe.samples.x
         bytes_ahead = self.indices.numel() * x[0].numel() * x.element_size()
-        self.ahead = captures(device) and self.whole and x.is_cuda and bytes_ahead <= _AHEAD_BYTES
+        self.ahead = captures(device) and self.whole and x.device.type == device.type and bytes_ahead <= _AHEAD_BYTES
         self.batches: tuple[Tensor, ...] = ()  # of all steps, where they are picked ahead
         padded = not engine.even or (self.schedule.mask is not None and not self.short)
         self.mask = torch.zeros(self.indices.shape, device=device) if padded else None
