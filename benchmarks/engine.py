@@ -12,6 +12,7 @@ with
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -155,7 +156,7 @@ def own_peak(work: Callable[[], None]) -> float:
     def watch() -> None:
         nonlocal most
         while not done.wait(0.02):
-            most = max(most, sum(_held(pid) for pid in [os.getpid(), *_children(os.getpid())]))
+            most = max(most, _held())
 
     watcher = Thread(target=watch)
     watcher.start()
@@ -165,17 +166,18 @@ def own_peak(work: Callable[[], None]) -> float:
     return most
 
 
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def _held() -> float:
+    """The memory in MiB of this process and its workers: of theirs what they do not share, code and libraries once."""
+    pid = os.getpid()
+    total = _sum(Path(f"/proc/{pid}/status"), "RssFile:")
+    for one in [str(pid), *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]:
+        with contextlib.suppress(OSError):  # a worker may have ended
+            total += _sum(Path(f"/proc/{one}/smaps_rollup"), "Pss_Anon:", "Pss_Shmem:")
+    return total
 
 
-def _held(pid: int) -> float:
-    """The memory of a process in MiB, of shared pages its share."""
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:  # it has ended
-        return 0.0
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 2**10
+def _sum(path: Path, *keys: str) -> float:
+    return sum(int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith(keys)) / 2**10
 
 
 def _two_rounds(work: Workload, side: str, device: torch.device, engine: str) -> None:

@@ -13,7 +13,7 @@ from fedquilt.training.engine import Recipe
 from fedquilt.training.layers import prepare_one
 from fedquilt.training.objective import Batch, Context
 
-_WORKER_BYTES = 9 * 2**23  # of the stack of a worker, which has one core: bigger ones are not faster
+_WORKER_BYTES = 3 * 2**24  # of the stack of a worker, which has one core: bigger ones are hardly faster
 
 
 def memory_budget(device: torch.device) -> int:
