@@ -9,13 +9,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedquilt.graph import Graph
 from fedquilt.memory import place_on, write_to
 from fedquilt.messages import Block, Down, Member, Roster, Sent, Up
 from fedquilt.methods.base import Method, State
 from fedquilt.sharing import AnyUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, merge_unit, traffic
 from fedquilt.sharing.merge import Mean
 from fedquilt.stacks import Signature
-from fedquilt.training.graph import Graph
 
 _CAPTURE_UP_TO = 2**24  # numbers in a merge; bigger ones take longer than launching them, and graphs keep memory
 _COUNT_AFTER = 64  # rounds whose left-out updates wait to be counted

@@ -20,7 +20,7 @@ class _MaxOfPairs(torch.autograd.Function):
         for dim in reversed(dims):  # along a row first
             pairs = x.unflatten(dim, (-1, 2))
             first, second = pairs.select(dim + 1, 0), pairs.select(dim + 1, 1)
-            kept.append(second > first)
+            kept.append((second - first).relu().sign())  # 1 where the second is larger; a CPU is slow with truth values
             x = torch.maximum(first, second)
         return (x, *kept)
 
@@ -34,12 +34,21 @@ class _MaxOfPairs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0]
-        for dim, second in zip(ctx.dims, reversed(ctx.saved_tensors), strict=True):
-            pairs = grad.new_empty(*grad.shape[: dim + 1], 2, *grad.shape[dim + 1 :])
-            pairs.select(dim + 1, 1).copy_(grad * second)
-            pairs.select(dim + 1, 0).copy_(grad * ~second)
-            grad = pairs.flatten(dim, dim + 1)
+        for dim, kept in zip(ctx.dims, reversed(ctx.saved_tensors), strict=True):
+            second = grad * kept
+            grad = _interleaved(grad - second, second, dim)
         return grad, None
+
+
+def _interleaved(first: Tensor, second: Tensor, dim: int) -> Tensor:
+    """The slices of two tensors along a dimension in turn: first, second, first, second, ..."""
+    if dim == first.ndim - 1 and first.dtype == torch.float32 and not first.is_cuda:
+        # Neighbours in memory are parts of a complex number: a CPU writes these in one go.
+        return torch.view_as_real(torch.complex(first, second)).flatten(dim, dim + 1)
+    pairs = first.new_empty(*first.shape[: dim + 1], 2, *first.shape[dim + 1 :])
+    pairs.select(dim + 1, 0).copy_(first)
+    pairs.select(dim + 1, 1).copy_(second)
+    return pairs.flatten(dim, dim + 1)
 
 
 class _MeanOfPools(torch.autograd.Function):

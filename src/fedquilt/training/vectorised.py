@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedquilt.graph import Graph, captures
 from fedquilt.memory import write_to
 from fedquilt.training.batches import Schedule, orders, seed_device, streams
 from fedquilt.training.engine import Job, Recipe
-from fedquilt.training.graph import Graph, captures
 from fedquilt.training.layers import padding, prepare_stack, stackable
 from fedquilt.training.objective import Batch, Context
 from fedquilt.training.optim import Optimiser, hold_back
