@@ -19,7 +19,8 @@ from fedquilt.training.vectorised import Vectorised
 
 ENGINES: dict[str, type[Engine]] = {e.name: e for e in (Vectorised, ParallelStacks, Parallel, Sequential)}
 _TRIAL_BATCHES = 2
-_HERE = 1.25  # stacks are slower in the user's own process than a trial shows: there, freed memory may not be kept
+_HERE = 0.25  # so much slower are stacks in the user's own process, where freed memory may not be kept
+_WAKING = 0.005  # seconds a round that workers lose while threads of the last merge still spin on their cores
 _TRACED_IN_TRIALS = 300  # tensors that backward remembers; tracing bigger models, such as recurrent ones, takes long
 
 
@@ -59,9 +60,20 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]
             stacklevel=2,
         )
         return ENGINES[other](recipe)
-    if "parallel-stacks" in seconds and "vectorised" in seconds:
-        seconds["vectorised"] *= _HERE
+    for kind in seconds:
+        seconds[kind] += _unseen(kind, recipe, seconds, len(rows))
     return ENGINES[min(seconds, key=lambda kind: seconds[kind])](recipe)
+
+
+def _unseen(kind: str, recipe: Recipe, seconds: Mapping[str, float], clients: int) -> float:
+    """What a client takes in a round beyond what the trial shows, in seconds of a trial."""
+    if kind == "vectorised" and "parallel-stacks" in seconds:
+        return seconds[kind] * _HERE
+    if kind.startswith("parallel"):
+        training = recipe.training
+        batches = -(-max(recipe.samples.count) // training.batch) * training.epochs
+        return _WAKING / clients * min(1.0, _TRIAL_BATCHES / batches)
+    return 0.0
 
 
 def _candidates(recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]) -> list[str]:
