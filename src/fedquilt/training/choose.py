@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from fedquilt.memory import common_zeros
 from fedquilt.names import unknown
 from fedquilt.training.engine import Engine, Job, Recipe
 from fedquilt.training.parallel import Parallel, ParallelStacks, can_fork, cores
@@ -18,8 +19,8 @@ from fedquilt.training.sizes import how_many_a_worker, size_of_a_client
 from fedquilt.training.vectorised import Vectorised
 
 ENGINES: dict[str, type[Engine]] = {e.name: e for e in (Vectorised, ParallelStacks, Parallel, Sequential)}
-_TRIAL_BATCHES = 2
-_HERE = 0.25  # so much slower are stacks in the user's own process, where freed memory may not be kept
+_TRIAL_BATCHES = 4
+_HERE = 0.35  # so much slower are stacks in the user's own process, where freed memory may not be kept
 _WAKING = 0.005  # seconds a round that workers lose while threads of the last merge still spin on their cores
 _TRACED_IN_TRIALS = 300  # tensors that backward remembers; tracing bigger models, such as recurrent ones, takes long
 
@@ -36,7 +37,7 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]
     names = _candidates(recipe, rows, extras) if name == "auto" else [name]
     if names in (["parallel"], ["sequential"]):
         return ENGINES[names[0]](recipe)
-    some = min(len(rows), how_many_a_worker(recipe, extras) * cores())
+    some = min(len(rows), 2 * how_many_a_worker(recipe, extras) * cores())
     few = max(1, some - some % cores())  # as many for one core as for another
     short = _shortened(recipe)
     if len(names) > 1 and size_of_a_client(recipe, extras).tensors < _TRACED_IN_TRIALS:
@@ -109,13 +110,14 @@ def _shortened(recipe: Recipe) -> Recipe:
 
 def _seconds(engine: Engine, job: Job, repeats: int) -> float:
     """The time a client takes in the best of some runs; one more comes first and only warms up."""
+    rows = common_zeros(tuple(job.rows.shape)).to(job.rows.device)  # on a CPU where clients rest in a federation too
+    best = math.inf
     try:
-        engine.train(replace(job, rows=job.rows.clone()))
-        best = math.inf
-        for _ in range(repeats):
+        for run in range(repeats + 1):
+            rows.copy_(job.rows)
             start = time.perf_counter()
-            engine.train(replace(job, rows=job.rows.clone()))
-            best = min(best, time.perf_counter() - start)
+            engine.train(replace(job, rows=rows))
+            best = min(best, time.perf_counter() - start) if run else best
         return best / len(job.members)
     finally:
         engine.close()

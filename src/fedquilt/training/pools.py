@@ -71,8 +71,11 @@ class _MeanOfPools(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         grad = grads[0] * (1.0 / math.prod(ctx.sides))
         for dim, side in reversed(list(zip(ctx.dims, ctx.sides, strict=True))):
-            parts = grad.new_empty(*grad.shape[: dim + 1], side, *grad.shape[dim + 1 :])
-            grad = parts.copy_(grad.unsqueeze(dim + 1)).flatten(dim, dim + 1)
+            if side == 2 and dim == grad.ndim - 1:
+                grad = _interleaved(grad, grad, dim)
+            else:
+                parts = grad.new_empty(*grad.shape[: dim + 1], side, *grad.shape[dim + 1 :])
+                grad = parts.copy_(grad.unsqueeze(dim + 1)).flatten(dim, dim + 1)
         return grad, None, None
 
 
