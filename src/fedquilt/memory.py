@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 import mmap
 import os
@@ -19,6 +21,7 @@ from torch import Tensor
 _KNOWN = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _KNOWN else 0)
 _HOW = {"flags": mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _NO_RESERVE} if os.name == "posix" else {}
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h has them
 _starts: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 
 
@@ -60,6 +63,17 @@ def _fetchable(numbers: Sequence[int] | NDArray[np.int64], device: torch.device)
     pinned = torch.empty(given.shape, dtype=torch.int64, pin_memory=True)
     pinned.numpy()[...] = given
     return pinned
+
+
+def keep_freed_memory() -> None:
+    """Have this process keep memory that it frees: else every step of training asks the system for it anew.
+
+    Only for processes that are ours alone, and only where the C library is GNU's.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        change = ctypes.CDLL(None).mallopt
+        change(_MMAP_THRESHOLD, 2**25)  # the highest that there is
+        change(_TRIM_THRESHOLD, 2**27)
 
 
 def is_common(tensor: Tensor) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.memory import common_zeros, is_common
+from fedquilt.memory import common_zeros, is_common, keep_freed_memory
 from fedquilt.training.engine import Engine, Job, Recipe
 from fedquilt.training.sequential import Sequential
 from fedquilt.training.sizes import how_many_a_worker
@@ -196,6 +196,7 @@ def _work(
         end.close()
     torch.set_num_threads(1)
     gc.freeze()  # looking for garbage in what is there already would copy memory that is shared with the parent
+    keep_freed_memory()
     engine, extras = make(), _extras_of(shared)
     while True:
         try:
