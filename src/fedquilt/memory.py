@@ -1,4 +1,4 @@
-"""Host memory of two kinds: in common with forked processes, and such that a GPU fetches from it by itself."""
+"""Host memory: in common with forked processes, such that a GPU fetches from it by itself, or kept when freed."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedquilt.client import Split
+from fedquilt.memory import place_on
 from fedquilt.stacks import Signature
 
 
@@ -146,7 +146,7 @@ class Up:
     @cached_property
     def numbers(self) -> Tensor:
         """(k,) the clients' numbers as a tensor."""
-        return torch.from_numpy(np.array(self.ids, dtype=np.int64))  # twice as fast as torch.tensor
+        return place_on(self.ids, torch.device("cpu"))
 
 
 @dataclass(frozen=True)

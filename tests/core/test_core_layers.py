@@ -116,9 +116,24 @@ def test_pools_side_by_side(
     torch.testing.assert_close(ours(x), pool(x), equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", [nn.MaxPool1d, nn.MaxPool2d])
+def test_pools_of_what_a_model_has_masked(kind: type[nn.Module]) -> None:
+    """Between two infinities the first is the maximum, and gradients stay numbers."""
+    x = torch.full((1, 2, 4, 4), -math.inf)
+    x[0, 0, 1, 2] = 3.0
+    x = x if kind is nn.MaxPool2d else x[0]
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    out, wanted = prepare_one(kind(2))(a), kind(2)(b)
+    torch.testing.assert_close(out, wanted)
+    out.backward(torch.ones_like(out))
+    wanted.backward(torch.ones_like(wanted))
+    torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
 @pytest.mark.parametrize(("pool", "shape"), POOLS)
-def test_stacked_pools(pool: nn.Module, shape: tuple[int, ...]) -> None:
-    ours = prepare_stack(copy.deepcopy(pool), gpu=True)
+def test_stacked_pools(pool: nn.Module, shape: tuple[int, ...], gpu: bool) -> None:
+    ours = prepare_stack(copy.deepcopy(pool), gpu=gpu)
     x = torch.randn(3, *shape)
     found = vmap(grad(lambda one: ours(one).square().sum()))(x)
     for i in range(3):

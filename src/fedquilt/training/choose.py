@@ -34,10 +34,13 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]
     """
     if name not in (*ENGINES, "auto"):
         raise ValueError(unknown(name, ("auto", *ENGINES), "engine"))
-    names = _candidates(recipe, rows, extras) if name == "auto" else [name]
-    if names in (["parallel"], ["sequential"]):
-        return ENGINES[names[0]](recipe)
-    some = min(len(rows), 2 * how_many_a_worker(recipe, extras) * cores())
+    if name in ("parallel", "sequential"):
+        return ENGINES[name](recipe)
+    stack = how_many_a_worker(recipe, extras)
+    names = _candidates(recipe, rows, stack) if name == "auto" else [name]
+    if names == ["parallel"]:
+        return Parallel(recipe)
+    some = min(len(rows), 2 * stack * cores())
     few = max(1, some - some % cores())  # as many for one core as for another
     short = _shortened(recipe)
     if len(names) > 1 and size_of_a_client(recipe, extras).tensors < _TRACED_IN_TRIALS:
@@ -70,22 +73,22 @@ def _unseen(kind: str, recipe: Recipe, seconds: Mapping[str, float], clients: in
     """What a client takes in a round beyond what the trial shows, in seconds of a trial."""
     if kind == "vectorised" and "parallel-stacks" in seconds:
         return seconds[kind] * _HERE
-    if kind.startswith("parallel"):
+    if issubclass(ENGINES[kind], Parallel):
         training = recipe.training
         batches = -(-max(recipe.samples.count) // training.batch) * training.epochs
         return _WAKING / clients * min(1.0, _TRIAL_BATCHES / batches)
     return 0.0
 
 
-def _candidates(recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]) -> list[str]:
-    """Which engines may be the fastest. Clients too big for a worker to stack train best one by one, each on a
-    core, where there are as many clients as cores; with others it must be tried.
+def _candidates(recipe: Recipe, rows: Tensor, stack: int) -> list[str]:
+    """Which engines may be the fastest, where a worker can stack so many clients. Clients too big to be stacked there
+    train best one by one, each on a core, where there are as many clients as cores; with others it must be tried.
     """
     if recipe.device.type == "cuda":
         return ["vectorised"]
     if not _can_fork(recipe, rows):
         return ["vectorised", "sequential"]
-    if how_many_a_worker(recipe, extras) > 1:
+    if stack > 1:
         return ["vectorised", "parallel-stacks", "parallel"]
     return ["vectorised", "parallel"] if len(rows) < cores() else ["parallel"]
 

@@ -62,11 +62,9 @@ class Samples:
             return self
         x, y = self.x.to(device), self.y.to(device)
         sizes = [len(y) for _, y in self.parts]
-        return replace(self, parts=tuple(zip(x.split(sizes), y.split(sizes), strict=True)))._with(x, y)
-
-    def _with(self, x: Tensor, y: Tensor) -> Samples:
-        self.__dict__.update(x=x, y=y)  # what the table would be made of are views of it
-        return self
+        moved = replace(self, parts=tuple(zip(x.split(sizes), y.split(sizes), strict=True)))
+        moved.__dict__.update(x=x, y=y)  # the parts are views of the table: it need not be made of them again
+        return moved
 
 
 @dataclass(frozen=True)

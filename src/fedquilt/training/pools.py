@@ -20,7 +20,8 @@ class _MaxOfPairs(torch.autograd.Function):
         for dim in reversed(dims):  # along a row first
             pairs = x.unflatten(dim, (-1, 2))
             first, second = pairs.select(dim + 1, 0), pairs.select(dim + 1, 1)
-            kept.append((second - first).relu().sign())  # 1 where the second is larger; a CPU is slow with truth values
+            # 1 where the second is larger, 0 elsewhere and between two infinities: a CPU is slow with truth values
+            kept.append((second - first).nan_to_num(0.0).relu().sign())
             x = torch.maximum(first, second)
         return (x, *kept)
 
