@@ -157,9 +157,7 @@ def run(
         how = how.but({"rounds": rounds})
     if checkpoint_every < 1:
         raise ValueError(f"checkpoint_every={checkpoint_every} keeps nothing; give at least 1")
-    federation = Federation(
-        scenario, made, how, seed, device, engine, clients_at_once, chosen, merge, evaluate_every
-    )
+    federation = Federation(scenario, made, how, seed, device, engine, clients_at_once, chosen, merge, evaluate_every)
     result = Run(federation)
     result.alone = alone if isinstance(alone, Run) else None
     kept = rule_to(merge) if out is not None else {}
@@ -243,11 +241,13 @@ def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], c
             folder.round(federation, report)
             if report.round == 1:
                 folder.settings(federation, options)  # now with the engines that were chosen
-            if report.round % options["checkpoint_every"] == 0 or report.round == report.rounds or stop:
+            if report.round % options["checkpoint_every"] == 0 or report.round == report.rounds:
                 folder.checkpoint(federation, {"seconds": result.seconds})
 
     def end(federation: Federation, report: RoundReport) -> None:
         if stop:
+            if folder is not None:  # here, not in `keep`: a Ctrl-C may come during any callback
+                folder.checkpoint(federation, {"seconds": result.seconds})
             raise KeyboardInterrupt
 
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import signal
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,28 @@ def half(folder: Path, rounds: int = 4, stop: int = 3) -> Path:
 
 def everything(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("at", ["step", "callback"])
+def test_a_ctrl_c_at_any_moment_keeps_the_round(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = fq.Federation.step
+
+    def interrupt(federation: fq.Federation, report: Any) -> None:
+        if at == "callback" and report.round == 3:
+            signal.raise_signal(signal.SIGINT)  # after the round's lines were written
+
+    def interrupted(federation: fq.Federation) -> Any:
+        if at == "step" and federation.round == 2:
+            signal.raise_signal(signal.SIGINT)
+        return step(federation)
+
+    monkeypatch.setattr(fq.Federation, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fq.run(build(), "fedavg", rounds=5, out=tmp_path / "r", callbacks=[interrupt], **QUICK)
+    kept = load(tmp_path / "r" / "checkpoint")
+    assert kept is not None
+    assert kept[1]["server"]["round"] == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 # --- foreign and damaged -------------------------------------------------------------------------------------------
