@@ -42,10 +42,11 @@ demo: $(VENV)/.core
 	@$(BIN)/fedquilt demo
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not deploy"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not deploy"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

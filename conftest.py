@@ -1,6 +1,10 @@
-"""Doctests of parts whose extra is not installed are left out."""
+"""One thread a test, and no doctests of parts whose extra is not installed."""
 
+import os
 from importlib.util import find_spec
+
+# Before torch is imported: tests fork, and a fork of a process whose OpenMP has started threads hangs at its next use.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 EXTRAS = {
     "flwr": "src/fedquilt/deploy/*",

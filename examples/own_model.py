@@ -1,6 +1,8 @@
 """A model of your own, cut the way you want, and a plan of your own for its parts.
 
     python examples/own_model.py
+
+It prints how the network was cut, the plan, and what that is worth to the clients.
 """
 
 from collections.abc import Mapping, Sequence

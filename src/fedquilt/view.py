@@ -131,9 +131,7 @@ class StackView:
 
     def generator(self, *purpose: object) -> list[torch.Generator]:
         """A generator for every client, from the seed, its name, the round and a purpose alone."""
-        return [
-            torch.Generator().manual_seed(key_of(self.seed, name, self.round, *purpose)) for name in self.names
-        ]
+        return [torch.Generator().manual_seed(key_of(self.seed, name, self.round, *purpose)) for name in self.names]
 
     def map(self, function: Callable[..., Tensor], *tensors: Tensor, rows: Tensor | None = None) -> Tensor:
         """function(call, *its part of the tensors) for every client; `call` runs the client's module in eval mode.

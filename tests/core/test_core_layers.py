@@ -98,9 +98,7 @@ POOLS = [
 
 @pytest.mark.parametrize("swap", [partial(prepare_stack, gpu=True), partial(prepare_stack, gpu=False), prepare_one])
 @pytest.mark.parametrize(("pool", "shape"), POOLS)
-def test_pools_side_by_side(
-    pool: nn.Module, shape: tuple[int, ...], swap: Callable[[nn.Module], nn.Module]
-) -> None:
+def test_pools_side_by_side(pool: nn.Module, shape: tuple[int, ...], swap: Callable[[nn.Module], nn.Module]) -> None:
     ours = swap(copy.deepcopy(pool))
     assert type(ours) is not type(pool)
     equals = torch.randint(-2, 3, shape).float()  # many are equal: the first of them is the maximum

@@ -93,9 +93,7 @@ def check(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: i
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_goes_on_to_the_same_bits(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_method_goes_on_to_the_same_bits(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(method, tmp_path, monkeypatch, kills=2)
 
 

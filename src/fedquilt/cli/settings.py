@@ -106,9 +106,7 @@ def route(words: Sequence[str], shelves: Mapping[str, Shelf], methods: Sequence[
     return placed
 
 
-def _owners(
-    path: list[str], shelves: Mapping[str, Shelf], methods: Sequence[str]
-) -> tuple[list[str], str, str | None]:
+def _owners(path: list[str], shelves: Mapping[str, Shelf], methods: Sequence[str]) -> tuple[list[str], str, str | None]:
     """Which shelves a dotted key is for, the key there, and the entry of a mapping where one is named."""
     groups = {**{name: [name] for name in shelves}, "method": list(methods)}
     if path[0] in groups and len(path) > 1:

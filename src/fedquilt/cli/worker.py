@@ -105,4 +105,3 @@ def _keep_to(cores: list[int] | None) -> None:
         os.sched_setaffinity(0, cores)
     if cores:
         torch.set_num_threads(len(cores))
-

@@ -71,9 +71,7 @@ def _forward(view: StackView, split: str) -> Tensor:
     """The outputs of every client's module on a split, in chunks of samples."""
     x = view.data(split).x
     step = min(512, max(32, _SAMPLES_AT_ONCE // max(1, len(x))))
-    parts = [
-        view.map(lambda call, part: call(part), x[:, at : at + step]) for at in range(0, x.shape[1], step)
-    ]
+    parts = [view.map(lambda call, part: call(part), x[:, at : at + step]) for at in range(0, x.shape[1], step)]
     if not parts:
         return torch.zeros(len(x), 0, view.classes, device=x.device)
     return torch.cat(parts, dim=1)
