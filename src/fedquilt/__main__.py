@@ -1,6 +1,6 @@
-"""`python -m fedquilt` is the command `fedquilt`."""
+"""`python -m fedquilt` is the command `fedquilt`, where that is not on the path."""
 
 from fedquilt.cli import main
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from fedquilt.cli import main
+from fedquilt.cli.interrupt import patient_ctrl_c
 
 SMALL = ("--engine", "sequential", "--device", "cpu", "--set", "clients=8", "epochs=1")
 Said = tuple[int, str, str]
@@ -268,7 +271,7 @@ def test_the_demo_shows_five_methods_and_the_quilt(say: Say) -> None:
 
 # --- as a process of its own ----------------------------------------------------------------------------------------
 
-COMMAND = (sys.executable, "-m", "fedquilt.cli")
+COMMAND = (sys.executable, "-m", "fedquilt")
 
 
 def test_help_waits_for_nothing_heavy() -> None:
@@ -286,7 +289,7 @@ def test_help_waits_for_nothing_heavy() -> None:
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    words = f"{sys.executable} -m fedquilt.cli list scenarios | head -1"
+    words = f"{sys.executable} -m fedquilt list scenarios | head -1"
     done = subprocess.run(words, shell=True, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
 
@@ -328,3 +331,25 @@ def test_ctrl_c_at_once_is_quiet() -> None:
     assert code in (2, 130, -signal.SIGINT)
     assert out == ""
     assert "Traceback" not in err or code == -signal.SIGINT  # Python itself had not started yet
+
+
+def test_ctrl_c_waits_for_libraries_that_are_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = ModuleType("torch")
+    half.__spec__ = ModuleSpec("torch", None)
+    half.__spec__._initializing = True  # type: ignore[attr-defined]  # as the import system marks it
+    monkeypatch.setitem(sys.modules, "torch", half)
+    with patient_ctrl_c():
+        signal.raise_signal(signal.SIGINT)  # inside the import: nothing yet
+        time.sleep(0.3)
+        half.__spec__._initializing = False  # type: ignore[attr-defined]
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(30)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_module_ends_with_the_exit_code_of_the_command() -> None:
+    done = subprocess.run([*COMMAND, "run", "digitz", "fedavg"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean 'digits'?" in done.stderr

@@ -15,6 +15,7 @@ import pytest
 
 from fedquilt.cli import main
 from fedquilt.cli.comparison import choose
+from fedquilt.cli.crew import Crew
 from fedquilt.cli.jobs import Job, sweep
 from fedquilt.cli.order import Choices
 from fedquilt.report.files import run_folders
@@ -55,7 +56,7 @@ def test_finished_runs_are_reused_and_new_ones_added(capfd: pytest.CaptureFixtur
 
 def test_a_killed_comparison_goes_on_to_the_same_numbers(capfd: pytest.CaptureFixture[str]) -> None:
     words = ("compare", "digits", *THREE, "--rounds", "6", "--out", "c", "--checkpoint-every", "1", *SMALL)
-    command = [sys.executable, "-m", "fedquilt.cli", *words]
+    command = [sys.executable, "-m", "fedquilt", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: len(list(Path("c").glob("*/checkpoint/state.json"))) > 0)
     process.kill()
@@ -73,7 +74,7 @@ def test_a_killed_comparison_goes_on_to_the_same_numbers(capfd: pytest.CaptureFi
 
 def test_ctrl_c_keeps_the_round_and_says_how_to_go_on() -> None:
     words = ("compare", "digits", *THREE, "--rounds", "500", "--out", "c", "--checkpoint-every", "1000", *SMALL)
-    command = [sys.executable, "-m", "fedquilt.cli", *words]
+    command = [sys.executable, "-m", "fedquilt", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: any(path.stat().st_size for path in Path("c").glob("*/traffic.jsonl")))
     process.send_signal(signal.SIGINT)
@@ -82,6 +83,23 @@ def test_ctrl_c_keeps_the_round_and_says_how_to_go_on() -> None:
     assert "stopped; 0 of 3 runs are finished; the same command goes on from there" in err
     assert list(Path("c").glob("*/checkpoint/state.json"))
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_worker_that_is_only_starting_can_be_stopped(
+    forked: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedquilt.cli.crew._Worker._can_be_forked", lambda worker: forked)
+    crew = Crew(1, Path("c"), checkpoint_every=5)
+    told = []
+    for news in crew.work(sweep("digits", ["fedavg"], Choices(rounds=3000, engine="sequential"), [])):
+        if not crew.stopping:
+            crew.stop()
+        told.append(news.told if news else "")
+    crew.close()
+    assert told[0] == "started"
+    assert told[-1] == "stopped"
+    assert capfd.readouterr().err == ""
 
 
 def test_runs_that_are_not_over_are_left_out_of_tables(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import click
 import typer
 
 from fedquilt.cli import catalogue, compare, data, demo, onboard, report, run
+from fedquilt.cli.interrupt import patient_ctrl_c
 from fedquilt.cli.settings import spread, with_port
 from fedquilt.cli.speak import complain, out, say_warnings
 from fedquilt.deploy.cli import deploy_app
@@ -62,7 +63,8 @@ def main(words: Sequence[str] | None = None) -> int:
     say_warnings()
     try:
         rest = spread(with_port([word for word in words if word != "--debug"]))
-        return int(typer.main.get_command(app).main(args=rest, prog_name="fedquilt", standalone_mode=False) or 0)
+        with patient_ctrl_c():
+            return int(typer.main.get_command(app).main(args=rest, prog_name="fedquilt", standalone_mode=False) or 0)
     except (KeyboardInterrupt, click.Abort):
         complain("stopped")
         return 130

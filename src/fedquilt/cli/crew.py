@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -108,14 +109,22 @@ class _Worker:
 
     def start(self, ends: Sequence[Connection], news: queue.Queue[Any]) -> None:
         """Start the process; `ends` are this process's ends of other workers' pipes."""
-        context: Any = multiprocessing.get_context("fork" if self._can_be_forked() else "spawn")
+        forked = self._can_be_forked()
+        context: Any = multiprocessing.get_context("fork" if forked else "spawn")
         here, there = context.Pipe()
-        inherited = (*ends, here) if self._can_be_forked() else ()
+        inherited = (*ends, here) if forked else ()
         self.process = context.Process(target=work.main, args=(there, inherited))
-        with warnings.catch_warnings():
-            # Forking beside other threads is safe here: a worker uses nothing that they could hold.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.process.start()
+        # A Ctrl-C waits until the worker is ready for it: before, it would be lost in a fork, and end a new Python.
+        if not forked:
+            resource_tracker.ensure_running()  # or the start of the worker would start it, and that unblocks
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with warnings.catch_warnings():
+                # Forking beside other threads is safe here: a worker uses nothing that they could hold.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         there.close()
         self.pipe = here
         threading.Thread(target=self._listen, args=(here, news), daemon=True).start()

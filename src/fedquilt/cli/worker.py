@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedquilt.cli.interrupt import patient_ctrl_c
+
 if TYPE_CHECKING:
     from fedquilt.cli.jobs import Job
     from fedquilt.federation import Federation, RoundReport
@@ -32,16 +34,18 @@ def main(pipe: Connection, inherited: Sequence[Connection]) -> None:
     for end in inherited:  # while a copy of one is open here, that the other side is gone would go unnoticed
         end.close()
     os.setsid()  # a Ctrl-C in the terminal is the other side's to handle, which tells its workers
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     orders: queue.Queue[dict[str, Any] | None] = queue.Queue()
     warnings.simplefilter("ignore", DeprecationWarning)
     warnings.simplefilter("ignore", FutureWarning)
     warnings.showwarning = lambda message, *_, **__: pipe.send({"told": "warning", "text": str(message)})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        threading.Thread(target=_read, args=(pipe, orders), daemon=True).start()
-        built: dict[str, Scenario] = {}
-        while (order := orders.get()) is not None:
-            _work(order, built, pipe)
+        with patient_ctrl_c():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the other side had blocked it for the start
+            threading.Thread(target=_read, args=(pipe, orders), daemon=True).start()
+            built: dict[str, Scenario] = {}
+            while (order := orders.get()) is not None:
+                _work(order, built, pipe)
     except KeyboardInterrupt:
         pipe.send({"told": "stopped"})
     except OSError:
