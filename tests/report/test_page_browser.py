@@ -248,6 +248,11 @@ def test_choices_numbers_and_theme(browser: Browser, page: Path) -> None:
     browser.until(f"{lines} === 3")
     browser.ask("document.querySelector('#accuracy-over-rounds summary').click()")
     browser.until("document.querySelectorAll('#accuracy-over-rounds tbody tr').length === 30")  # 3 methods, 10 rounds
+    name, accuracy = browser.ask(
+        "[...document.querySelector('.facts dd').childNodes].map(node => node.textContent.replace('%', '').trim())"
+    )
+    rows = browser.ask("[...document.querySelectorAll('#comparison tbody tr')].map(row => row.innerText)")
+    assert [row for row in rows if name in row and accuracy in row]  # the tile says what the table says
     before = browser.ask("document.querySelector('#comparison tbody td:nth-child(2)').textContent")
     choose(browser, "#picks", "adapted")
     browser.until(f"document.querySelector('#comparison tbody td:nth-child(2)').textContent !== '{before}'")

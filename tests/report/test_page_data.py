@@ -193,7 +193,7 @@ def test_curves_bands_gains_and_the_table(tmp_path: Path) -> None:
     assert fedavg["megabytes"] == [4.0, 8.0]
     assert unpacked(fedavg["final"]).tolist() == [0.875, 0.375]
     assert unpacked(fedavg["gain"]).tolist() == [0.375, -0.125]
-    assert view["table"]["best"] == "fedavg"
+    assert view["table"]["best"] == {"name": "fedavg", "accuracy": 0.625, "gaining": 0.5}
     assert "against local" in view["table"]["headings"]
     assert unpacked(scenario["traffic"][1]["up"]).tolist() == [2.0, 4.0]
     history = unpacked(scenario["details"][1]["history"]) / 65534

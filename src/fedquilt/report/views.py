@@ -150,11 +150,12 @@ def _method_view(
 
 def _printed(table: Comparison) -> dict[str, Any]:
     headings, rows = cells(table)
+    best = next(row for row in table.rows if row.name == table.best)
     return {
         "headings": headings,
         "rows": [[[cell.text, cell.bold] for cell in row] for row in rows],
         "notes": explanations(table),
-        "best": table.best,
+        "best": {"name": best.name, "accuracy": best.score.mean, "gaining": best.share_gaining},
         "csv": as_csv(table),
         "latex": as_latex(table),
         "markdown": as_markdown(table),

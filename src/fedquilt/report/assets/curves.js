@@ -145,25 +145,18 @@ function comparison() {
 
 function facts() {
   const now = view().methods,
-    table = view().table,
-    best = scenario().methods.findIndex(m => table && m.name === table.best);
+    best = view().table?.best;
   const rounds = Math.max(0, ...now.filter(Boolean).map(m => m.rounds[m.rounds.length - 1]));
   const seeds = new Set(scenario().methods.flatMap(m => m.seeds)).size;
   const fact = (name, value, small) =>
     el("div", null, el("dt", null, name), el("dd", null, String(value), small ? el("small", null, " " + small) : ""));
-  const lone = ["local", "alone"].includes(table?.best); // the bar itself: it gains nothing over itself
-  const gain = best >= 0 && !lone && now[best] ? unpack(now[best].gain) : null;
-  const known = gain ? Array.from(gain).filter(g => !Number.isNaN(g)) : [];
+  const lone = ["local", "alone"].includes(best?.name); // the bar itself: it gains nothing over itself
   return el(
     "dl",
     { class: "facts" },
-    best >= 0 ? fact("Most accurate", table.best, percent(now[best].mean[now[best].mean.length - 1]) + " %") : "",
-    known.length
-      ? fact(
-          "Clients it helps",
-          Math.round((100 * known.filter(g => g > 1e-9).length) / known.length) + " %",
-          "over alone",
-        )
+    best ? fact("Most accurate", best.name, percent(best.accuracy) + " %") : "",
+    best && best.gaining !== null && !lone
+      ? fact("Clients it helps", Math.round(100 * best.gaining) + " %", "over alone")
       : "",
     fact("Clients", scenario().clients.length.toLocaleString("en-GB")),
     fact("Rounds", rounds.toLocaleString("en-GB"), count(seeds, "seed")),

@@ -165,7 +165,7 @@ function picks() {
 // Open with the most interesting method: the best one, and the run whose plan has the most circles.
 function firstChoices() {
   const names = methodNames(),
-    best = Math.max(0, names.indexOf(view().table?.best));
+    best = Math.max(0, names.indexOf(view().table?.best.name));
   const gaining = view()
     .methods.map((m, i) => i)
     .filter(i => view().methods[i]?.gain && !["local", "alone"].includes(names[i]));
