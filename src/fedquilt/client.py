@@ -108,10 +108,10 @@ class Client:
         for key, pair in (("validation", validation), ("test", test)):
             empty = Split(splits["train"].x[:0], splits["train"].y[:0])
             splits[key] = empty if pair is None else as_split(pair, f"{key} data of client '{name}'")
-            if splits[key].x.shape[1:] != splits["train"].x.shape[1:]:
+            if _kind(splits[key]) != _kind(splits["train"]):
                 raise ValueError(
-                    f"client '{name}': {key} samples have shape {tuple(splits[key].x.shape[1:])}, "
-                    f"training samples {tuple(splits['train'].x.shape[1:])}; they must agree"
+                    f"client '{name}': {key} samples are {_kind(splits[key])}, training samples "
+                    f"{_kind(splits['train'])}; they must agree"
                 )
         planned = sorted((changes or {}).items())
         changed = {start: _checked(change, start, splits["train"], name) for start, change in planned}
@@ -161,6 +161,11 @@ class Client:
         return now
 
 
+def _kind(split: Split) -> str:
+    """What a sample of a split is: its type and shape."""
+    return f"{str(split.x.dtype).removeprefix('torch.')} of shape {tuple(split.x.shape[1:])}"
+
+
 def _checked(change: Change, start: int, first: Split, name: str) -> Change:
     """A change of a client with its new training samples as a checked split."""
     if start < 1:
@@ -170,9 +175,9 @@ def _checked(change: Change, start: int, first: Split, name: str) -> Change:
     train = as_split(change.train, f"train data of client '{name}' from round {start} on")
     if len(train) == 0:
         raise ValueError(f"client '{name}' has no training samples from round {start} on; give it some")
-    if train.x.shape[1:] != first.x.shape[1:]:
+    if _kind(train) != _kind(first):
         raise ValueError(
-            f"client '{name}': from round {start} on training samples have shape {tuple(train.x.shape[1:])}, "
-            f"before that {tuple(first.x.shape[1:])}; they must agree"
+            f"client '{name}': from round {start} on training samples are {_kind(train)}, before that {_kind(first)}; "
+            "they must agree"
         )
     return replace(change, train=train)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -60,15 +60,20 @@ class Crew:
 def table_of(clients: Sequence[Client], split: str, public: Sequence[Split]) -> Table:
     """A split of a whole family, padded to the longest; samples of labels that a client does not own are masked."""
     parts = [getattr(client, split) for client in clients]
-    longest = max(len(part) for part in parts)
-    x = torch.zeros(len(parts), longest, *parts[0].x.shape[1:], dtype=parts[0].x.dtype)
+    count = torch.tensor([len(part) for part in parts])
+    longest = int(count.max())
+    x = torch.empty(len(parts), longest, *parts[0].x.shape[1:], dtype=parts[0].x.dtype)
     y = torch.zeros(len(parts), longest, dtype=torch.int64)
     mask = torch.zeros(len(parts), longest)
     for i, part in enumerate(parts):
         x[i, : len(part)], y[i, : len(part)] = part.x, part.y
+        x[i, len(part) :] = part.x[0] if len(part) else clients[i].train.x[0]  # not zeros, which a model may not take
         mask[i, : len(part)] = torch.isin(part.y, torch.tensor(clients[i].labels)).float()
-    found = where_public(x, torch.cat([split.x for split in public])) if public else None
-    return Table(x, y, mask, found)
+    table = Table(x, y, mask, count)
+    if not public:
+        return table
+    found = where_public(x, torch.cat([split.x for split in public]))
+    return replace(table, public=found.where(table.real > 0, -1))
 
 
 def covers(family: Family, down: Down) -> bool:

@@ -10,7 +10,6 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from fedquilt.fleet import Fleet, Terms
 from fedquilt.messages import Down, Roster, Sent
@@ -20,10 +19,10 @@ from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
 from fedquilt.sharing import Plan, Rule, Traffic, mean, traffic
-from fedquilt.stacks import Family
 from fedquilt.training.batches import key_of, some_of
 from fedquilt.training.evaluate import confusion
 from fedquilt.training.settings import Training
+from fedquilt.view import map_rows
 
 SPLITS = ("validation", "test")
 
@@ -39,7 +38,7 @@ class RoundReport:
     evaluations: tuple[Evaluation, ...]
     participants: tuple[int, ...]
     seconds: float
-    refused: int  # updates left out so far
+    refused: int | None  # updates left out so far; None where nobody looked: it would make a GPU wait
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -124,7 +123,7 @@ class Federation:
             evaluations,
             chosen,
             time.perf_counter() - start,
-            int(self.server.refused.sum()) if due else 0,
+            int(self.server.refused.sum()) if due or self.device.type == "cpu" else None,
         )
 
     def run(self, callbacks: Sequence[Callback] = ()) -> None:
@@ -166,7 +165,7 @@ class Federation:
                     table = look.table(split)
                     found = confusion(readout.predictions(look, split), table.y, table.mask, classes)
                     counts[readout.name, split][torch.tensor(ids)] = found.cpu()
-        return [Evaluation(self.round, readout, split, names, c) for (readout, split), c in counts.items()]
+        return [Evaluation(self.round, readout, split, names, c.to_sparse()) for (readout, split), c in counts.items()]
 
     def model(self, client: str) -> nn.Module:
         """A client's personal model as an ordinary module."""
@@ -179,7 +178,7 @@ class Federation:
 
     def look_at_models(self, sent: Sent, x: Tensor) -> tuple[Tensor, Tensor]:
         """Class probabilities of the whole models that were sent, on samples of the server's."""
-        ids, found = [], []
+        ids, found, here = [], [], x.to(self.device)
         for up in sent.ups:
             family = next(crew.family for crew in self.fleet.crews if up.ids[0] in crew.family.ids)
             parts = {unit.name: up.part([unit.name]) for unit in family.layout.units}
@@ -196,7 +195,7 @@ class Federation:
                     own.copy_(value)
             ids.append(torch.tensor(whole))
             try:
-                outputs = _probabilities(family, rows, x.to(self.device))
+                outputs = map_rows(family, lambda call: call(here).softmax(1), rows, stacked=rows.is_cuda)
             except RuntimeError as error:
                 name = self.server.roster.names[whole[0]]
                 raise ValueError(
@@ -212,18 +211,6 @@ class Federation:
     def close(self) -> None:
         """Give back worker processes and captured graphs."""
         self.fleet.close()
-
-
-def _probabilities(family: Family, rows: Tensor, x: Tensor) -> Tensor:
-    """Softmax outputs (k, n, classes) of rows of one architecture."""
-    module = family.evaluator(rows.device)
-
-    def one(row: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(module, family.layout.split(row), (x,))
-        return outputs.softmax(1)
-
-    with torch.no_grad():
-        return vmap(one)(rows) if rows.is_cuda else torch.stack([one(row) for row in rows])
 
 
 def pick_device(name: str) -> torch.device:

@@ -133,9 +133,9 @@ class Fleet:
         now = {n: client.at(self.round) for n, client in zip(self.numbers, self.clients, strict=True)}
         modules = {n: self._module(client) for n, client in now.items()}
         units = {n: self.terms.method.cut(module) for n, module in modules.items()}
-        shapes = {n: tuple(client.train.x.shape[1:]) for n, client in now.items()}
+        samples = {n: (client.train.x.shape[1:], client.train.x.dtype) for n, client in now.items()}
         self.crews, self.home = [], {}
-        for index, family in enumerate(families(modules, units, shapes)):
+        for index, family in enumerate(families(modules, units, samples)):
             clients = tuple(now[n] for n in family.ids)
             rest = self._first_rows(family, modules)
             for at, n in enumerate(family.ids):

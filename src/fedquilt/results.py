@@ -16,18 +16,24 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What all clients scored with one read-out on one split after one round: (K, classes, classes) counts."""
+    """What all clients scored with one read-out on one split after one round."""
 
     round: int
     readout: str
     split: str
     clients: tuple[str, ...]
-    counts: Tensor
+    kept: Tensor  # the counts as a sparse tensor: with many classes they are nearly all 0, and a run keeps every round
+
+    @property
+    def counts(self) -> Tensor:
+        """(K, classes, classes) how many samples of a class (row) each client took for which (column)."""
+        return self.kept.to_dense()
 
     def rows(self) -> list[Row]:
         """One row a client; a client without samples in the split has none."""
-        right, f1, by_class = accuracy(self.counts), macro_f1(self.counts), f_by_class(self.counts)
-        samples, there = self.counts.sum((1, 2)).tolist(), self.counts.sum(2) > 0
+        counts = self.counts
+        right, f1, by_class = accuracy(counts), macro_f1(counts), f_by_class(counts)
+        samples, there = counts.sum((1, 2)).tolist(), counts.sum(2) > 0
         measures = [[round(f, 6) if t else None for f, t in zip(*pair, strict=True)]
                     for pair in zip(by_class.tolist(), there.tolist(), strict=True)]  # fmt: skip
         return [
@@ -74,20 +80,21 @@ def summarise(rows: Sequence[Row], alone: Sequence[Row] | None, readout: str, sp
     """Mean, spread and worst decile over clients in the last round, and the gain over the same clients alone."""
     last = final(rows, readout, split)
     if not last:
-        return {"readout": readout, "split": split} | dict.fromkeys(
+        return {"readout": readout, "split": split, "clients_measured": 0} | dict.fromkeys(
             ("accuracy_mean", "accuracy_std", "accuracy_worst_decile", "f1_mean")
         )
     scores = torch.tensor([row["accuracy"] for row in last.values()], dtype=torch.float64)
     summary: dict[str, Any] = {
         "readout": readout,
         "split": split,
+        "clients_measured": len(last),
         "accuracy_mean": float(scores.mean()),
         "accuracy_std": float(scores.std(correction=0)),
         "accuracy_worst_decile": worst_decile(scores.tolist()),
         "f1_mean": sum(row["f1"] for row in last.values()) / len(last),
     }
     if alone is not None:
-        bar = final(alone, "received", split)
+        bar = final(alone, "received", split) or final(alone, "adapted", split)  # the same where nothing is received
         gains = [row["accuracy"] - bar[client]["accuracy"] for client, row in last.items() if client in bar]
         if not gains:
             raise ValueError("the run alone has no rows of these clients; give one of the same scenario")

@@ -7,13 +7,15 @@ range of its columns, whatever the architecture is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from fedquilt.structure import structure
+from fedquilt.training.layers import prepare_eval
 from fedquilt.units import Unit
 
 Signature = tuple[tuple[int, ...], ...]
@@ -50,6 +52,8 @@ class Layout:
                 start = at
                 for name in getattr(unit, kind):
                     tensor = tensors[name]
+                    if kind == "buffers" and not bool(torch.isfinite(tensor).all()):
+                        continue  # a mask of -inf, say: it is part of the code, neither trained nor averaged
                     _check_dtype(name, tensor, kind)
                     self.places[name] = Place(at, at + tensor.numel(), tuple(tensor.shape), tensor.dtype)
                     at += tensor.numel()
@@ -60,11 +64,12 @@ class Layout:
         self.width = at
         self.parameter_names = tuple(n for unit in units for n in unit.parameters)
         self.frozen = tuple(n for n in self.parameter_names if not tensors[n].requires_grad)  # these never train
-        self.buffer_names = tuple(n for unit in units for n in unit.buffers)
+        self.buffer_names = tuple(n for unit in units for n in unit.buffers if n in self.places)
         self.ranges: dict[str, tuple[tuple[int, int], ...]] = {name: tuple(r) for name, r in ranges.items()}
         self._joined: dict[tuple[str, ...], list[tuple[int, int]]] = {}
         self.signatures: dict[str, Signature] = {
-            unit.name: tuple(self.places[n].shape for n in unit.parameters + unit.buffers) for unit in units
+            unit.name: tuple(self.places[n].shape for n in unit.parameters + unit.buffers if n in self.places)
+            for unit in units
         }
 
     def size(self, *units: str) -> int:
@@ -151,13 +156,20 @@ class Family:
     ids: tuple[int, ...]
     template: nn.Module
     layout: Layout
+    one_by_one: list[bool] = field(default_factory=list, compare=False, repr=False)  # filled where eval does not stack
     _copies: dict[torch.device, nn.Module] = field(default_factory=dict, compare=False, repr=False)
 
     def evaluator(self, device: torch.device) -> nn.Module:
         """A copy of the module in eval mode on a device, to run rows through; made once."""
         if device not in self._copies:
-            self._copies[device] = copy.deepcopy(self.template).to(device).eval()
+            self._copies[device] = prepare_eval(copy.deepcopy(self.template).to(device).eval())
         return self._copies[device]
+
+    @cached_property
+    def mixes_samples(self) -> bool:
+        """Whether what the module makes of a sample in eval mode depends on the others: it has norms of the batch."""
+        norms = (m for m in self.template.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        return any(norm.running_mean is None for norm in norms)
 
     def model(self, row: Tensor) -> nn.Module:
         """A row as an ordinary module of its own."""
@@ -165,15 +177,15 @@ class Family:
 
 
 def families(
-    modules: Mapping[int, nn.Module], units: Mapping[int, Sequence[Unit]], shapes: Mapping[int, tuple[int, ...]]
+    modules: Mapping[int, nn.Module], units: Mapping[int, Sequence[Unit]], samples: Mapping[int, Hashable]
 ) -> tuple[Family, ...]:
-    """Group clients by architecture, that is by structure, units and shape of a sample."""
-    groups: dict[tuple[str, str, tuple[int, ...]], list[int]] = {}
+    """Group clients by architecture, that is by structure, units, and what a sample is (its shape and type)."""
+    groups: dict[tuple[str, str, Hashable], list[int]] = {}
     layouts: dict[int, Layout] = {}
     known: dict[int, tuple[str, Layout]] = {}  # clients may share a module: it is read once
     for i, module in modules.items():
         if id(module) not in known:
             known[id(module)] = (structure(module), Layout(module, units[i]))
         text, layouts[i] = known[id(module)]
-        groups.setdefault((text, layouts[i].key(), shapes[i]), []).append(i)
+        groups.setdefault((text, layouts[i].key(), samples[i]), []).append(i)
     return tuple(Family(tuple(ids), modules[ids[0]], layouts[ids[0]]) for ids in groups.values())

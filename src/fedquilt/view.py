@@ -21,6 +21,8 @@ from fedquilt.training.layers import stackable
 class Table:
     """One split of the clients of a family, padded to the longest: x (k, n, ...), y (k, n), mask (k, n).
 
+    `count` (k,) says how many samples each client has; what follows them is padding, a sample of its own again.
+    `mask` is 0 for padding and for samples of labels that a client does not own.
     `public` (k, n) says where a sample is among the public ones (`common`, then `public_test`), -1: it is not public;
     None where there are no public samples.
     """
@@ -28,17 +30,23 @@ class Table:
     x: Tensor
     y: Tensor
     mask: Tensor
+    count: Tensor
     public: Tensor | None = None
 
     def to(self, device: torch.device) -> Table:
         """The same on a device."""
         public = None if self.public is None else self.public.to(device)
-        return Table(self.x.to(device), self.y.to(device), self.mask.to(device), public)
+        return Table(self.x.to(device), self.y.to(device), self.mask.to(device), self.count.to(device), public)
+
+    @property
+    def real(self) -> Tensor:
+        """(k, n) 1 for samples, 0 for padding."""
+        return (torch.arange(self.y.shape[1], device=self.y.device) < self.count[:, None]).float()
 
     def of(self, places: Tensor) -> Table:
         """The same for some clients only."""
         public = None if self.public is None else self.public[places]
-        return Table(self.x[places], self.y[places], self.mask[places], public)
+        return Table(self.x[places], self.y[places], self.mask[places], self.count[places], public)
 
 
 def where_public(x: Tensor, public: Tensor) -> Tensor:
@@ -138,21 +146,34 @@ class StackView:
 
         Vectorised where the engine is, else one client after another; nothing is differentiated.
         """
-        rows = self.rows if rows is None else rows
-        layout = self.family.layout
-        module = self.family.evaluator(rows.device)
+        return map_rows(self.family, function, self.rows if rows is None else rows, *tensors, stacked=self.vectorised)
 
-        def one(row: Tensor, *parts: Tensor) -> Tensor:
-            named = layout.split(row)
 
-            def call(*args: Any, **kwargs: Any) -> Tensor:
-                result: Tensor = functional_call(module, named, args, kwargs)
-                return result
+def map_rows(
+    family: Family, function: Callable[..., Tensor], rows: Tensor, *tensors: Tensor, stacked: bool
+) -> Tensor:  # fmt: skip
+    """function(call, *its part of the tensors) for every row (k, width) of a family; `call` runs its module.
 
-            return function(call, *parts)
+    Stacked where that is wanted and the module lets itself be; where it does not, that is found out once.
+    """
+    module = family.evaluator(rows.device)
 
-        with torch.no_grad():
-            if self.vectorised:
+    def one(row: Tensor, *parts: Tensor) -> Tensor:
+        named = family.layout.split(row)
+
+        def call(*args: Any, **kwargs: Any) -> Tensor:
+            result: Tensor = functional_call(module, named, args, kwargs)
+            return result
+
+        return function(call, *parts)
+
+    with torch.no_grad():
+        if stacked and not family.one_by_one:
+            try:
                 with stackable(rows.device):
                     return vmap(one, randomness="different")(rows, *tensors)
-            return torch.stack([one(row, *(t[i] for t in tensors)) for i, row in enumerate(rows)])
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # recurrent layers, say, batch over clients while they train but not in eval mode
+                family.one_by_one.append(True)
+        return torch.stack([one(row, *(t[i] for t in tensors)) for i, row in enumerate(rows)])

@@ -44,7 +44,9 @@ def test_measures_are_those_of_scikit_learn(data: st.DataObject) -> None:
 
 def test_rows_of_an_evaluation() -> None:
     counts = torch.tensor([[[3, 1, 0], [0, 0, 0], [1, 0, 0]], [[0, 0, 0], [0, 0, 0], [0, 0, 0]]])
-    (row,) = Evaluation(4, "received", "test", ("a", "nobody"), counts).rows()  # who has no samples has no row
+    evaluation = Evaluation(4, "received", "test", ("a", "nobody"), counts.to_sparse())
+    assert torch.equal(evaluation.counts, counts)
+    (row,) = evaluation.rows()  # who has no samples has no row
     # class 0: 2 * 3 / (4 + 4), class 1 is not there, class 2: never predicted
     assert row == {
         "round": 4, "client": "a", "readout": "received", "split": "test", "accuracy": pytest.approx(0.6),

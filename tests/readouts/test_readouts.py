@@ -28,7 +28,7 @@ def one_hot(predicted: Sequence[Sequence[int]]) -> Tensor:
 def table(y: Sequence[Sequence[int]], mask: Sequence[Sequence[float]] | None = None) -> Table:
     truth = torch.tensor(y)
     real = torch.ones(truth.shape) if mask is None else torch.tensor(mask)
-    return Table(torch.zeros(*truth.shape, 1), truth, real)
+    return Table(torch.zeros(*truth.shape, 1), truth, real, torch.full((len(truth),), truth.shape[1]))
 
 
 def look(
@@ -94,7 +94,7 @@ def test_without_validation_samples_the_received_model_is_believed() -> None:
         ("received", "test"): one_hot([[2, 1]]),
         ("adapted", "test"): one_hot([[1, 1]]),
     }
-    nothing = Table(torch.zeros(1, 0, 1), torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0))
+    nothing = Table(torch.zeros(1, 0, 1), torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0), torch.tensor([0]))
     splits = {"validation": nothing, "test": table([[1, 1]])}
     assert BestOfBoth().predictions(look(splits, said), "test").tolist() == [[2, 1]]
 

@@ -341,3 +341,18 @@ def test_a_gpu_is_never_waited_for_and_gives_the_same_bits() -> None:
         assert torch.equal(found[rule].refused.cpu(), expected[rule].refused)
         torch.testing.assert_close(found[rule].value.cpu()[heard], expected[rule].value[heard], rtol=1e-5, atol=1e-6)
         assert torch.equal(found[rule].value[heard.cuda()], again[rule].value[heard.cuda()])
+
+
+@pytest.mark.parametrize("huge", [1e6, 1e10, 1e15, 1e20])
+@pytest.mark.parametrize("where", ["in another circle", "in the same circle"])
+def test_krum_is_not_blinded_by_one_huge_copy(huge: float, where: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    honest, other = (torch.randn(8, 50, generator=draw) * 0.01 for _ in range(2))
+    if where == "in another circle":
+        other[0] = huge
+    else:
+        honest = torch.cat([honest, torch.full((1, 50), huge)])
+    values = torch.cat([honest, torch.full((1, 50), 5.0), other])
+    circle = torch.tensor([0] * (len(honest) + 1) + [1] * 8)
+    merged = Krum(byzantine=2)(values, circle, torch.ones(len(values)), 2)
+    assert float(merged.value[0].abs().max()) < 0.1

@@ -141,7 +141,7 @@ def show(outcome: Outcome, quilt: bool) -> None:
 def as_json(outcome: Outcome) -> dict[str, Any]:
     """The summary, the clients' last rows and the last plan, for machines."""
     run = outcome.run
-    last = max(row["round"] for row in run.rows)
+    last = max((row["round"] for row in run.rows), default=0)
     return {
         "finished": outcome.finished,
         "summary": run.summary,

@@ -65,11 +65,11 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
 def what_it_says(summary: Summary) -> str:
     """Which numbers these are: read-out, split, round, clients.
 
-    >>> s = {"readout": "received", "split": "test", "rounds": 20, "clients": 24}
+    >>> s = {"readout": "received", "split": "test", "rounds": 20, "clients_measured": 24}
     >>> what_it_says(s)
     "Accuracy on test data after round 20, read-out 'received': mean ± standard deviation over 24 clients."
     """
     return (
         f"Accuracy on {summary['split']} data after round {summary['rounds']}, read-out '{summary['readout']}': "
-        f"mean ± standard deviation over {summary['clients']} clients."
+        f"mean ± standard deviation over {summary['clients_measured']} clients."
     )

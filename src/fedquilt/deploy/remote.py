@@ -272,7 +272,7 @@ class RemoteFederation(Federation):
                 for number, own in counts.items():
                     table[number] = _counts(own, readout, split, classes)
                 if bool(table.any()):
-                    found.append(Evaluation(round_, readout, split, tuple(self.names), table))
+                    found.append(Evaluation(round_, readout, split, tuple(self.names), table.to_sparse()))
         return found
 
 

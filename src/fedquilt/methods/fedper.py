@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from fedquilt.messages import Roster
 from fedquilt.methods.base import State
-from fedquilt.methods.fedavg import FedAvg
-from fedquilt.sharing import Plan, nobody
+from fedquilt.methods.fedavg import FedAvg, circles_of_shape
+from fedquilt.sharing import PRIVATE, Plan, UnitPlan
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,20 @@ class FedPer(FedAvg):
             raise ValueError(f"FedPer with personal={self.personal} has no head of its own: use the method 'fedavg'")
 
     def begin(self, roster: Roster) -> tuple[State, Plan]:
-        heads = set()
-        for member in roster.members:
+        heads: dict[str, list[int]] = {}  # the clients whose head a unit is in
+        for number, member in enumerate(roster.members):
             own = list(member.units)
             if len(own) <= self.personal:
                 raise ValueError(
                     f"client '{member.name}' has {len(own)} unit(s), so personal={self.personal} leaves nothing to "
                     "share: use the method 'local', or a smaller number"
                 )
-            heads.update(own[-self.personal :])
+            for unit in own[-self.personal :]:
+                heads.setdefault(unit, []).append(number)
+        at_home = {}
+        for unit, owners in heads.items():
+            circle = circles_of_shape(roster, unit)
+            circle[owners] = PRIVATE
+            at_home[unit] = UnitPlan(circle, roster.samples)
         _, everything = super().begin(roster)
-        return {}, everything.but(dict(nobody(sorted(heads), len(roster)).units))
+        return {}, everything.but(at_home)

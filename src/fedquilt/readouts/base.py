@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from fedquilt.training.evaluate import confusion, f_by_class
+from fedquilt.training.layers import padding
 from fedquilt.view import StackView, Table
 
-_SAMPLES_AT_ONCE = 2**16  # of all clients of a stack together; no client has more than 512 of them, nor less than 32
+_SAMPLES_AT_ONCE = 2**16  # of all clients of a stack together; no client has less than 32 of them
+_MOST_AT_ONCE = 512  # of one client
 
 Predict = Callable[[StackView, str], Tensor | None]
 
@@ -69,9 +71,17 @@ class Look:
 
 def _forward(view: StackView, split: str) -> Tensor:
     """The outputs of every client's module on a split, in chunks of samples."""
-    x = view.data(split).x
-    step = min(512, max(32, _SAMPLES_AT_ONCE // max(1, len(x))))
-    parts = [view.map(lambda call, part: call(part), x[:, at : at + step]) for at in range(0, x.shape[1], step)]
+    table = view.data(split)
+    x, real = table.x, table.real
+    step = _MOST_AT_ONCE
+    if not view.family.mixes_samples:
+        step = min(step, max(32, _SAMPLES_AT_ONCE // max(1, len(x))))
+
+    def outputs(call: Callable[..., Tensor], x: Tensor, real: Tensor) -> Tensor:
+        with padding(real):
+            return call(x)
+
+    parts = [view.map(outputs, x[:, at : at + step], real[:, at : at + step]) for at in range(0, x.shape[1], step)]
     if not parts:
         return torch.zeros(len(x), 0, view.classes, device=x.device)
     return torch.cat(parts, dim=1)

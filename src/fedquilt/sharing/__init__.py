@@ -15,10 +15,11 @@ from fedquilt.sharing.plan import Plan
 from fedquilt.sharing.robust import Krum, Median, TrimmedMean
 from fedquilt.sharing.sums import Merged, Sums
 from fedquilt.sharing.traffic import Traffic, traffic
-from fedquilt.sharing.unitplan import AnyUnit, MixedUnit, UnitPlan
+from fedquilt.sharing.unitplan import PRIVATE, AnyUnit, MixedUnit, UnitPlan
 
 __all__ = [
     "MERGES",
+    "PRIVATE",
     "AnyUnit",
     "Krum",
     "Mean",

@@ -89,7 +89,8 @@ class Krum:
         count = _count(circle, counted, circles)  # (C,)
         peers = (circle == circle[:, None]) & counted & counted[:, None]
         peers &= ~torch.eye(len(values), dtype=torch.bool, device=values.device)
-        distance = torch.where(peers, _squared_distances(values, finite), math.inf)  # (k, k)
+        middle = Median()(values, circle, weight, circles)
+        distance = torch.where(peers, _squared_distances(values, middle.value[circle], counted), math.inf)  # (k, k)
         near = (count - self.byzantine - 2).clamp(min=1)[circle]  # (k,) how many peers score
         place = torch.arange(len(values), device=values.device)
         nearest = distance.sort(1).values
@@ -100,7 +101,6 @@ class Krum:
         kept = counted & (rank < most.clamp(min=1)[circle])
         chosen = Sums.of(values, circle, kept.float(), circles).mean()
         small = count < 2 * self.byzantine + 3
-        middle = Median()(values, circle, weight, circles)
         value = torch.where(small[:, None], middle.value, chosen.value)
         return Merged(value, count > 0, ~finite)
 
@@ -110,13 +110,17 @@ def _count(circle: Tensor, counted: Tensor, circles: int) -> Tensor:
     return torch.zeros(circles, dtype=torch.int64, device=circle.device).index_add_(0, circle, counted.long())
 
 
-def _squared_distances(values: Tensor, finite: Tensor) -> Tensor:
-    """(k, k) squared distances, from a Gram matrix in double precision."""
+def _squared_distances(values: Tensor, middle: Tensor, counted: Tensor) -> Tensor:
+    """(k, k) squared distances in each circle, from a Gram matrix in double precision.
+
+    Rows are taken from the `middle` (k, width) of their circle: what all have in common would only cost digits. It is
+    the median, since one huge copy would drag a mean along, and what tells the others apart would be lost in it.
+    """
     k = len(values)
     gram = torch.zeros(k, k, dtype=torch.float64, device=values.device)
     for columns in column_blocks(values):
-        clean = torch.where(finite[:, None], values[:, columns], 0.0).double()
-        clean -= clean.mean(0)  # what all have in common would only cost digits
+        apart = values[:, columns].double() - middle[:, columns]
+        clean = torch.where(counted[:, None], apart, 0.0)
         gram += clean @ clean.T
     square = gram.diagonal()
     return (square + square[:, None] - 2 * gram).clamp(min=0)

@@ -170,6 +170,14 @@ def prepare_one(module: nn.Module) -> nn.Module:
     return module
 
 
+def prepare_eval(module: nn.Module) -> nn.Module:
+    """Swap, in place, norms that take their statistics from the batch for those that leave padding out."""
+    for layer in _batch_norms(module):
+        if getattr(layer, "running_mean", None) is None:
+            layer.__class__ = _MaskedBatchNorm
+    return module
+
+
 def prepare_stack(module: nn.Module, gpu: bool) -> nn.Module:
     """Swap, in place, layers of an engine's own copy of a model for those that suit a stack, there on a GPU."""
     for layer in _batch_norms(module):

@@ -39,7 +39,7 @@ class Sequential:
         for name in layout.buffer_names:
             path, _, leaf = name.rpartition(".")
             self.slots[name] = (self.module.get_submodule(path)._buffers, leaf)
-        self.buffers = dict(self.module.named_buffers())
+        self.buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in self.slots}
         self.last: tuple[tuple[str, ...], Optimiser] | None = None  # the last optimiser, and what it trains
 
     def train(self, job: Job) -> Tensor:

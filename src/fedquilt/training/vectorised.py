@@ -264,7 +264,7 @@ class _Stage:
             for name, value in before.items():
                 place = self.recipe.layout.places[name]
                 mine = scale if scale.shape[1] == 1 else scale[:, place.start : place.stop]
-                hold_back(value.flatten(1), self.trained[name].flatten(1), mine)
+                hold_back(value.view(len(value), -1), self.trained[name].view(len(value), -1), mine)
         self.losses += losses if moves is None else losses * moves
         if self.buffers.shape[1]:
             self.buffers.copy_(buffers if moves is None else torch.where(moves[:, None] > 0, buffers, self.buffers))
