@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import fedquilt as fq
 from fedquilt.methods import FedAvg, FedPer, FedProx, Local, Prepared
 from fedquilt.models.recurrent import LSTM
+from fedquilt.training.dropout import drawing, swap_dropout
 from fedquilt.training.engine import Engine, Job
 from fedquilt.training.objective import Batch, Call, Context, Objective, cross_entropy
 from fedquilt.training.parallel import can_fork
@@ -360,6 +361,50 @@ def test_dropout_drops_differently_for_clients_steps_and_rounds() -> None:
             before = now
         assert len(set(moves)) == 4
         federated.close()
+
+
+class Dropping(nn.Module):
+    """Dropout of channels and of numbers, one layer used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.channels, self.drop = nn.Conv1d(1, 6, 2), nn.Dropout1d(0.3), nn.Dropout(0.4)
+        self.head = nn.Linear(18, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.drop(self.channels(self.conv(self.drop(x[:, None]))).flatten(1)))
+        return scores
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 8, 8), (5, 9, 7, 1)], ids=["even", "uneven"])
+@pytest.mark.parametrize("model", [dropped, Dropping])
+def test_dropout_depends_on_neither_the_engine_nor_who_else_is_in_a_stack(
+    model: Builder, sizes: tuple[int, ...]
+) -> None:
+    scenario = points(model, sizes=sizes)
+    expected = rows_after(scenario, engine="sequential", rounds=4)
+    for engine in ENGINES:
+        same(rows_after(scenario, engine=engine, rounds=4), expected, atol=2e-5)
+    for at_once in (1, 2, 3):
+        same(rows_after(scenario, engine="vectorised", rounds=4, clients_at_once=at_once), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_dropout_keeps_the_share_it_should_and_the_mean(p: float) -> None:
+    layer = nn.Sequential(nn.Dropout(p))
+    swap_dropout(layer)
+    seen = []
+    for stream in range(20):
+        with drawing(torch.tensor(stream)):
+            seen += [layer(torch.ones(50, 200)) for _ in range(2)]
+    kept = torch.stack(seen) > 0
+    assert float(kept.float().mean()) == pytest.approx(1 - p, abs=0.003)  # 400,000 draws
+    for axis in ((0, 1), (0, 2)):  # no sample and no place is favoured
+        assert float((kept.float().mean(axis) - (1 - p)).abs().max()) < 0.06
+    if 0 < p < 1:
+        assert float(torch.stack(seen)[kept].max()) == pytest.approx(1 / (1 - p))
+        agree = (kept[0] == kept[1:]).float().mean((1, 2))  # other calls and other streams have nothing in common
+        assert float((agree - p**2 - (1 - p) ** 2).abs().max()) < 0.03
 
 
 def test_seven_rounds_of_traced_steps() -> None:

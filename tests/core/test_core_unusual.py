@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fedquilt as fq
 
@@ -30,6 +33,104 @@ def clients(
 
 def go(scenario: fq.Scenario, method: str = "fedavg", engine: str = "sequential", **more: Any) -> fq.Run:
     return fq.run(scenario, method, engine=engine, device="cpu", alone=False, **more)
+
+
+class OwnNorm(nn.BatchNorm1d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input)
+
+
+class Functional(nn.Module):
+    """Mixes the samples of a batch, or drops some numbers, by a function instead of a layer."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.into, self.out = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = self.into(x)
+        if self.how == "norm":
+            inside = F.batch_norm(inside, None, None, training=True)
+        elif self.how == "mean":
+            inside = inside - inside.mean(0)
+        elif self.how == "dropout":
+            inside = F.dropout(inside, 0.5, self.training)
+        scores: Tensor = self.out(inside)
+        return scores
+
+
+MIXING: dict[str, Callable[[], nn.Module]] = {
+    "own norm": lambda: nn.Sequential(nn.Linear(6, 8), OwnNorm(8), nn.Linear(8, 3)),
+    "function": lambda: Functional("norm"),
+    "mean": lambda: Functional("mean"),
+    "instance norm": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(6, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "vectorised", "parallel-stacks"])
+@pytest.mark.parametrize("name", MIXING)
+def test_a_model_that_would_see_padding_is_not_stacked(name: str, engine: str) -> None:
+    scenario = clients(MIXING[name], (22, 30, 42))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", RuntimeWarning)
+        run = go(scenario, engine=engine)
+    if engine != "auto":  # which may have found that one by one is faster anyway
+        assert "it mixes the samples of a batch" in str(told[0].message)
+    assert run.summary["engine"] in ("parallel", "sequential")
+    expected = go(scenario).model("c0").state_dict()
+    for key, value in run.model("c0").state_dict().items():
+        torch.testing.assert_close(value, expected[key])
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_clients_of_one_size_have_no_padding(name: str) -> None:
+    scenario = clients(MIXING[name], (22, 22, 22))
+    run, expected = go(scenario, engine="vectorised"), go(scenario).model("c0").state_dict()
+    assert run.summary["engine"] == "vectorised"
+    for key, value in run.model("c0").state_dict().items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_model_draws_itself_is_no_mixing() -> None:
+    assert go(clients(lambda: Functional("dropout")), engine="vectorised").summary["engine"] == "vectorised"
+
+
+class Skipping(nn.Module):
+    """Leaves a layer out now and then, by chance or by turns: decided in Python."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.calls = how, 0
+        self.base, self.more, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = self.base(x).relu()
+        if self.training:
+            self.calls += self.how == "turns"
+        takes = random.random() < 0.5 if self.how == "chance" else self.calls % 2 == 0
+        if takes or not self.training:
+            inside = inside + self.more(inside).relu()
+        scores: Tensor = self.head(inside)
+        return scores
+
+
+@pytest.mark.parametrize("how", ["chance", "turns"])
+def test_what_is_decided_in_python_is_decided_in_every_step(how: str) -> None:
+    random.seed(0)
+    federation = fq.Federation(
+        clients(lambda: Skipping(how), (40, 40, 40)), fq.methods.Local(), fq.Training(rounds=5, batch=4, lr=0.1),
+        engine="vectorised", device="cpu",
+    )  # fmt: skip
+    federation.step(evaluate=False)
+    with pytest.warns(RuntimeWarning, match="decides something in Python in every step .* so steps are not traced"):
+        federation.step(evaluate=False)
+    for _ in range(3):
+        before = federation.model("c0").get_parameter("more.weight").detach().clone()
+        federation.step(evaluate=False)
+        assert not torch.equal(federation.model("c0").get_parameter("more.weight"), before)
 
 
 class Recurrent(nn.Module):

@@ -43,7 +43,7 @@ def _signed(number: int) -> int:
     return (number + 2**63) % 2**64 - 2**63
 
 
-def _mix(z: Tensor) -> Tensor:
+def mix(z: Tensor) -> Tensor:
     """splitmix64's finaliser on int64 tensors; shifts are made logical by masking the sign's copies."""
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _signed(_FIRST)
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _signed(_SECOND)
@@ -86,7 +86,7 @@ def orders(streams: Tensor, counts: Tensor | None, longest: int) -> Tensor:
     (torch.Size([1, 2, 4]), [0, 1, 2])
     """
     samples = torch.arange(longest, device=streams.device)
-    hashes = _mix(streams[:, :, None] + samples * _signed(_GOLDEN))  # (k, epochs, longest)
+    hashes = mix(streams[:, :, None] + samples * _signed(_GOLDEN))  # (k, epochs, longest)
     if counts is not None:
         hashes = hashes.masked_fill(samples >= counts[:, None, None], torch.iinfo(torch.int64).max)
     return hashes.argsort(dim=2)

@@ -16,6 +16,7 @@ from fedquilt.training.engine import Engine, Job, Recipe
 from fedquilt.training.parallel import Parallel, ParallelStacks, can_fork, cores
 from fedquilt.training.sequential import Sequential
 from fedquilt.training.sizes import how_many_a_worker, size_of_a_client
+from fedquilt.training.suits import padding_matters
 from fedquilt.training.vectorised import Vectorised
 
 ENGINES: dict[str, type[Engine]] = {e.name: e for e in (Vectorised, ParallelStacks, Parallel, Sequential)}
@@ -56,17 +57,28 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]
                 raise
             trouble = error
     if not any(ENGINES[kind].stacks for kind in seconds):
-        other = "parallel" if _can_fork(recipe, rows) else "sequential"
-        why = str(trouble).strip().splitlines()[-1:] or [type(trouble).__name__]
-        warnings.warn(
-            f"this model cannot be stacked, so it is trained with the engine '{other}': {why[0]}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return ENGINES[other](recipe)
+        return _unstacked(recipe, rows, (str(trouble).strip().splitlines() or [type(trouble).__name__])[-1])
+    if _sees_padding(recipe, rows, extras):
+        why = "it mixes the samples of a batch, by a norm or a mean of its own, and clients have unlike numbers of them"
+        return _unstacked(recipe, rows, why)
     for kind in seconds:
         seconds[kind] += _unseen(kind, recipe, seconds, len(rows))
     return ENGINES[min(seconds, key=lambda kind: seconds[kind])](recipe)
+
+
+def _sees_padding(recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]) -> bool:
+    """Whether a stack of these clients would learn from the padding of its batches."""
+    stack = Vectorised(recipe)
+    return stack.pads and padding_matters(recipe, stack.gradients, rows[0], extras)
+
+
+def _unstacked(recipe: Recipe, rows: Tensor, why: str) -> Engine:
+    """An engine that trains clients one by one, said once."""
+    other = "parallel" if _can_fork(recipe, rows) else "sequential"
+    warnings.warn(
+        f"this model cannot be stacked, so it is trained with the engine '{other}': {why}", RuntimeWarning, stacklevel=3
+    )
+    return ENGINES[other](recipe)
 
 
 def _unseen(kind: str, recipe: Recipe, seconds: Mapping[str, float], clients: int) -> float:

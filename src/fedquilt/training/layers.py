@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedquilt.training.convolutions import swap_convolutions
+from fedquilt.training.dropout import swap_dropout
 from fedquilt.training.pools import swap_pools
 
 _mask: list[Tensor | None] = [None]
@@ -167,6 +168,7 @@ def prepare_one(module: nn.Module) -> nn.Module:
     for layer in _batch_norms(module):
         layer.__class__ = _LenientBatchNorm
     swap_pools(module, channels_last=False)
+    swap_dropout(module)
     return module
 
 
@@ -183,6 +185,7 @@ def prepare_stack(module: nn.Module, gpu: bool) -> nn.Module:
     for layer in _batch_norms(module):
         layer.__class__ = _MaskedBatchNorm
     swap_pools(module, channels_last=gpu)
+    swap_dropout(module)
     for layer in module.modules():
         if type(layer) is nn.Linear:
             layer.__class__ = _StackLinear

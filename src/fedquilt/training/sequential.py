@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedquilt.training.batches import Schedule, orders, seed_device, streams
+from fedquilt.training.dropout import drawing
 from fedquilt.training.engine import Job, Recipe
 from fedquilt.training.layers import prepare_one
 from fedquilt.training.objective import Batch, Context
@@ -57,10 +58,11 @@ class Sequential:
         for name, buffer in self.buffers.items():
             place, (home, leaf) = layout.places[name], self.slots[name]
             home[leaf] = buffer.copy_(row[place.start : place.stop].view(place.shape))
-        seed_device(recipe.device, key, job.round)  # for dropout and the like
+        seed_device(recipe.device, key, job.round)  # for what models draw themselves; layers of dropout have a stream
         schedule = _schedule(count, recipe.training.batch, recipe.training.epochs)
         stream = streams(np.array([key], dtype=np.uint64), job.round, recipe.training.epochs)
         order = orders(torch.from_numpy(stream), None, count)
+        draw = torch.tensor(stream[0, 0], device=recipe.device)
         indices = schedule.indices(order, torch.zeros(1, dtype=torch.int64))[0].to(x.device)  # (S, B)
         anchor = layout.split_parameters(self.flat.clone()) if recipe.objective.needs_anchor else {}
         extras = {name: value[at] for name, value in job.extras.items()}
@@ -77,7 +79,8 @@ class Sequential:
                 index = index[: int(schedule.mask[0, step].sum())]
             batch = Batch(x[index].to(recipe.device), y[index].to(recipe.device))
             context = Context(self.named, anchor, extras, schedule.epoch[0, step])
-            loss = recipe.objective(self.module, batch, context)
+            with drawing(draw + step):
+                loss = recipe.objective(self.module, batch, context)
             if not trained:
                 total += loss.detach()
                 continue

@@ -14,22 +14,26 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedquilt.graph import Graph, captures
 from fedquilt.memory import write_to
 from fedquilt.training.batches import Schedule, orders, seed_device, streams
+from fedquilt.training.dropout import drawing
 from fedquilt.training.engine import Job, Recipe
 from fedquilt.training.layers import padding, prepare_stack, stackable
 from fedquilt.training.objective import Batch, Context
 from fedquilt.training.optim import Optimiser, hold_back
 from fedquilt.training.sizes import memory_budget
+from fedquilt.training.suits import python_state
 
 _MOST_STAGES = 64  # shapes of work whose memory and graphs are kept
 _AHEAD_BYTES = 2**28  # up to here a GPU picks the batches of all steps at once
 _WHOLE_ROUND_STEPS = 512  # longer local training is replayed step by step: capturing it whole would take too long
+
+_DECIDES = "this model decides something in Python in every step (by chance, or by a counter), so steps are not {}"
 
 Stack = dict[str, Tensor]  # by name, each (k, ...)
 Step = Callable[..., tuple[Stack, Tensor, Tensor]]
@@ -44,12 +48,16 @@ class Vectorised:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.module = prepare_stack(recipe.module(), gpu=recipe.device.type == "cuda")
+        self.drops = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in self.module.modules())
         self.keys, self.starts = np.array(recipe.samples.key, dtype=np.uint64), np.array(recipe.samples.start)
         self.budget = memory_budget(recipe.device)
         counts = recipe.samples.count
         self.longest = max(counts)
         self.even = len(set(counts)) == 1
         self.most_steps = -(-self.longest // min(recipe.training.batch, self.longest)) * recipe.training.epochs
+        # Where all clients have one size, the last batch of an epoch is short for all of them: it is cut, not padded.
+        self.whole = self.even and self.most_steps <= _WHOLE_ROUND_STEPS
+        self.pads = not self.whole and (not self.even or self.longest % min(recipe.training.batch, self.longest) > 0)
         self.stages: dict[tuple[Any, ...], _Stage] = {}
 
     def train(self, job: Job) -> Tensor:
@@ -76,6 +84,7 @@ class Vectorised:
         mask: Tensor | None,
         anchor: Stack,
         epoch: Tensor,
+        draw: Tensor | None,
         extras: Stack,
     ) -> tuple[Stack, Tensor, Tensor]:
         """Gradients of the trained parameters, losses (k,) and new buffers (k, buffers) of a batch of every client."""
@@ -90,25 +99,27 @@ class Vectorised:
             mask: Tensor | None,
             anchor: Stack,
             epoch: Tensor,
+            draw: Tensor | None,
             extras: Stack,
         ) -> tuple[Tensor, Tensor]:
             named = trained | frozen
-            own = layout.split_buffers(buffer.clone()) if buffer.numel() else {}
+            # each by itself: PyTorch's batch norm does not write to buffers that lie apart in memory
+            own = {name: part.clone() for name, part in layout.split_buffers(buffer).items()} if buffer.numel() else {}
             state = named | own  # one dict: a buffer that the model replaces is written back into it
 
             def call(x: Tensor, **kwargs: Any) -> Tensor:
                 result: Tensor = functional_call(module, state, (x,), kwargs)
                 return result
 
-            with padding(mask):
+            with padding(mask), drawing(draw):
                 loss = objective(call, Batch(x, y, mask), Context(named, anchor, extras, epoch))
             after = torch.cat([state[name].reshape(-1).float() for name in own]) if own else buffer
             return loss, after
 
-        axes = (0, 0, 0, 0, 0, None if mask is None else 0, 0, 0, 0)
+        axes = (0, 0, 0, 0, 0, None if mask is None else 0, 0, 0, None if draw is None else 0, 0)
         program = vmap(grad_and_value(loss_of, has_aux=True), in_dims=axes, randomness="different")
         with stackable(x.device):
-            gradients, (losses, after) = program(trained, frozen, buffers, x, y, mask, anchor, epoch, extras)
+            gradients, (losses, after) = program(trained, frozen, buffers, x, y, mask, anchor, epoch, draw, extras)
         return gradients, losses, after
 
     def close(self) -> None:
@@ -151,15 +162,12 @@ class _Stage:
         batch = self.schedule.position.shape[2]
         self.indices = torch.zeros(k, engine.most_steps, batch, dtype=torch.int64, device=device)
         self.epoch = torch.zeros(k, engine.most_steps, dtype=torch.int64, device=device)
-        # Where all clients have one size, the last batch of an epoch is short for all of them: it is cut, not padded.
-        self.whole = engine.even and engine.most_steps <= _WHOLE_ROUND_STEPS
-        self.short = engine.longest % batch if self.whole else 0
+        self.short = engine.longest % batch if engine.whole else 0
         x = recipe.samples.x
         bytes_ahead = self.indices.numel() * x[0].numel() * x.element_size()
-        self.ahead = captures(device) and self.whole and x.device.type == device.type and bytes_ahead <= _AHEAD_BYTES
+        self.ahead = captures(device) and engine.whole and x.device.type == device.type and bytes_ahead <= _AHEAD_BYTES
         self.batches: tuple[Tensor, ...] = ()  # of all steps, where they are picked ahead
-        padded = not engine.even or (self.schedule.mask is not None and not self.short)
-        self.mask = torch.zeros(self.indices.shape, device=device) if padded else None
+        self.mask = torch.zeros(self.indices.shape, device=device) if engine.pads else None
         self.lay_out()
         self.rounds = 0
         self.seen: dict[int, int] = {}  # how often a batch of some size has come
@@ -200,7 +208,8 @@ class _Stage:
         if job.lr != self.rate:
             self.rate = job.lr
             self.lr.fill_(job.lr)
-        seed_device(self.recipe.device, "stack", self.recipe.samples.key[job.members[0]], job.round)  # for dropout
+        # for what models draw themselves; layers of dropout have streams of their own
+        seed_device(self.recipe.device, "stack", self.recipe.samples.key[job.members[0]], job.round)
         if self.eager:
             self.everything()
         else:
@@ -250,8 +259,9 @@ class _Stage:
         """One step of every client: the step of a number, or of the counter that lives on the device."""
         mask = None if self.mask is None else self.pick(self.mask, at)
         epoch = self.pick(self.epoch, at)
+        draw = self.draw[:, 0] + (self.step if at is None else at) if self.engine.drops else None
         arguments = (
-            self.trained, self.frozen, self.buffers, *self.batch(at), mask, self.anchor, epoch, self.extras
+            self.trained, self.frozen, self.buffers, *self.batch(at), mask, self.anchor, epoch, draw, self.extras
         )  # fmt: skip
         gradients, losses, buffers = self.program(arguments)(*arguments)
         moves = None if mask is None else (mask.amax(dim=1) > 0).to(losses.dtype)  # (k,) 0 for who has finished
@@ -309,9 +319,14 @@ class _Stage:
             return self.engine.gradients
         if size not in self.programs:
             self.programs[size] = program = self.engine.gradients
+            before = python_state(self.engine.module)
             try:
-                with torch.random.fork_rng(devices=[]):  # or dropout would depend on when a step was traced
-                    self.programs[size] = make_fx(lambda *given: program(*given))(*arguments)
+                with torch.random.fork_rng(devices=[]):  # or what models draw would depend on when a step was traced
+                    traced = make_fx(lambda *given: program(*given))(*arguments)
+                if python_state(self.engine.module) == before:
+                    self.programs[size] = traced
+                else:
+                    warnings.warn(_DECIDES.format("traced"), RuntimeWarning, stacklevel=2)
             except Exception as error:  # tracing is only a way to be faster
                 warnings.warn(f"a step could not be traced and runs untraced: {error}", RuntimeWarning, stacklevel=2)
         return self.programs[size]
@@ -328,7 +343,7 @@ class _Stage:
                 self.everything()
                 return
         assert self.graph is not None
-        if self.whole:
+        if self.engine.whole:
             self.graph.replay()
             return
         self.begin()
@@ -338,8 +353,9 @@ class _Stage:
 
     def capture(self) -> bool:
         """Capture the round, or one step; False (said once) where the model cannot be captured."""
+        before = python_state(self.engine.module)
         try:
-            self.graph = Graph(self.everything if self.whole else lambda: self.one_step(None), self.recipe.device)
+            graph = Graph(self.everything if self.engine.whole else lambda: self.one_step(None), self.recipe.device)
         except RuntimeError as error:
             warnings.warn(
                 f"this model's step cannot be captured as a CUDA graph and runs eagerly: {error}",
@@ -347,5 +363,9 @@ class _Stage:
                 stacklevel=2,
             )
             return False
-        self.bytes += self.graph.bytes
+        if python_state(self.engine.module) != before:
+            warnings.warn(_DECIDES.format("captured as CUDA graphs"), RuntimeWarning, stacklevel=2)
+            return False
+        self.graph = graph
+        self.bytes += graph.bytes
         return True
