@@ -132,7 +132,8 @@ class Fleet:
         before, home = self.crews, self.home
         now = {n: client.at(self.round) for n, client in zip(self.numbers, self.clients, strict=True)}
         modules = {n: self._module(client) for n, client in now.items()}
-        units = {n: self.terms.method.cut(module) for n, module in modules.items()}
+        cuts = {id(module): self.terms.method.cut(module) for module in {id(m): m for m in modules.values()}.values()}
+        units = {n: cuts[id(module)] for n, module in modules.items()}
         samples = {n: (client.train.x.shape[1:], client.train.x.dtype) for n, client in now.items()}
         self.crews, self.home = [], {}
         for index, family in enumerate(families(modules, units, samples)):

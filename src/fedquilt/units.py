@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
+from torch.fx import Tracer
 
 Cut = Mapping[str, Sequence[str]]
 
@@ -24,8 +27,9 @@ def cut(module: nn.Module, mapping: Cut | None = None) -> tuple[Unit, ...]:
     """The units of a module, bottom to top.
 
     Without a mapping, a module's own declaration (an attribute `units` of the same form) is taken; without that, each
-    submodule that holds parameters or buffers itself is a unit, named by its path, in the order of registration. A
-    mapping names each unit with patterns for the modules or tensors in it; every tensor must fall into just one unit.
+    submodule that holds parameters or buffers itself is a unit, named by its path, in the order in which `forward`
+    calls them (of registration, where that cannot be found out without running it on data). A mapping names each unit
+    with patterns for the modules or tensors in it; every tensor must fall into just one unit.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> [unit.name for unit in cut(net)]
@@ -44,7 +48,9 @@ def cut(module: nn.Module, mapping: Cut | None = None) -> tuple[Unit, ...]:
         paths = {name: name.rpartition(".")[0] for name in parameters + buffers}
         top = "model" if "model" not in paths.values() else "top"  # what the module itself holds needs a name as well
         home = {name: path or top for name, path in paths.items()}
-        names = [path or top for path, _ in module.named_modules() if path in paths.values()]
+        names = [
+            path or top for path in _in_order(module, [p for p, _ in module.named_modules() if p in paths.values()])
+        ]
     else:
         home = {name: _place(name, mapping) for name in parameters + buffers}
         names = list(mapping)
@@ -53,6 +59,27 @@ def cut(module: nn.Module, mapping: Cut | None = None) -> tuple[Unit, ...]:
         Unit(unit, tuple(n for n in parameters if home[n] == unit), tuple(n for n in buffers if home[n] == unit))
         for unit in names
     )
+
+
+def _in_order(module: nn.Module, paths: list[str]) -> list[str]:
+    """Paths of submodules in the order in which they are first called; one that is never called stays where it is."""
+    if all(type(part) is nn.Sequential or not list(part.children()) for part in module.modules()):
+        return paths  # called as registered, which tracing would only take time to find out
+    called: dict[str, int] = {}
+    try:
+        with torch.random.fork_rng(devices=[]):  # forward may draw
+            for at, node in enumerate(Tracer().trace(copy.deepcopy(module)).nodes):  # forward may count its calls
+                if node.op in ("call_module", "get_attr"):
+                    called.setdefault(str(node.target), at)
+    except Exception:  # what forward does depends on data, which there are none of here
+        return paths
+    first, last = {}, -1
+    for path in paths:
+        inside = [
+            at for target, at in called.items() if f"{target}.".startswith(f"{path}.") or path.startswith(f"{target}.")
+        ]
+        first[path] = last = min(inside, default=last) if path else last
+    return sorted(paths, key=lambda path: first[path])
 
 
 def _covers(pattern: str, tensor: str) -> bool:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import fedquilt as fq
 from fedquilt.stacks import Family, Layout, families
 from fedquilt.structure import structure
 from fedquilt.units import Cut, cut
@@ -274,3 +275,43 @@ def test_a_model_of_a_row_is_its_own() -> None:
     assert not torch.equal(next(one.parameters()), next(two.parameters()))
     assert torch.equal(family.layout.row(module), row)
     assert not one.training
+
+
+class Backwards(nn.Module):
+    """Registered from the top down, called from the bottom up."""
+
+    def __init__(self, asks: bool = False) -> None:
+        super().__init__()
+        self.asks, self.calls = asks, 0
+        self.head = nn.Linear(4, 3)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(5, 4), nn.ReLU()), nn.Linear(6, 5)])
+        self.spare = nn.Linear(1, 1)
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.asks and x.sum() > 0:
+            x = -x
+        x = self.blocks[1](x * self.scale)
+        scores: Tensor = self.head(self.blocks[0](x))
+        return scores
+
+
+def test_units_are_in_the_order_of_forward() -> None:
+    net = Backwards()
+    before = torch.get_rng_state()
+    assert [unit.name for unit in cut(net)] == ["model", "blocks.1", "spare", "blocks.0.0", "head"]
+    assert net.calls == 0  # the module itself was not called
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_units_are_in_the_order_of_registration_where_forward_asks_its_data() -> None:
+    names = ["model", "head", "blocks.0.0", "blocks.1", "spare"]
+    assert [unit.name for unit in cut(Backwards(asks=True))] == names
+
+
+def test_the_head_that_fedper_keeps_is_what_is_called_last() -> None:
+    x, y = torch.randn(6, 6), torch.arange(6) % 3
+    made = [fq.Client(name, Backwards, (x, y), test=(x, y)) for name in ("a", "b")]
+    run = fq.run(fq.Scenario("two", made), "fedper", rounds=1, engine="sequential", device="cpu", alone=False)
+    assert [unit for unit in run.plan.units if not run.plan.receives(unit).any()] == ["head"]
