@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,8 +32,13 @@ def as_split(pair: Pair | Split, whose: str) -> Split:
     >>> len(as_split(([[0.5], [1.5]], [0, 1]), "train data of client 'a'"))
     2
     """
-    given = (pair.x, pair.y) if isinstance(pair, Split) else (pair[0], pair[1])
-    x, y = (torch.as_tensor(part) for part in given)
+    if isinstance(pair, Split):
+        given: tuple[Any, Any] = (pair.x, pair.y)
+    elif isinstance(pair, tuple | list) and len(pair) == 2:
+        given = (pair[0], pair[1])
+    else:
+        raise TypeError(f"{whose}: give a pair (samples, labels), not a {type(pair).__name__}")
+    x, y = (_tensor(part, f"{whose}: {what}") for part, what in zip(given, ("samples", "labels"), strict=True))
     if y.is_floating_point() and not torch.equal(y, y.round()):
         raise ValueError(f"{whose}: labels are whole numbers from 0 up, but one is {float(y[y != y.round()][0]):g}")
     y = y.long()
@@ -48,6 +54,15 @@ def as_split(pair: Pair | Split, whose: str) -> Split:
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise ValueError(f"{whose}: samples hold NaN or infinite values; clean or drop them first")
     return pair if isinstance(pair, Split) and x is pair.x and y is pair.y else Split(x, y)
+
+
+def _tensor(values: Any, whose: str) -> Tensor:
+    """Numbers as a tensor, without a copy where they can be shared."""
+    try:
+        # PyTorch cannot share arrays that run backwards
+        return torch.as_tensor(np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{whose} must be numbers in an array, a tensor or lists ({error})") from None
 
 
 @dataclass(frozen=True)
@@ -100,7 +115,7 @@ class Client:
         if not name:
             raise ValueError("a client needs a name that is not empty")
         kind = type(model).__name__
-        if not callable(model):
+        if not callable(model) or isinstance(model, nn.Module):
             raise TypeError(f"client '{name}': model must be a function that builds an nn.Module, not {kind}")
         splits = {"train": as_split(train, f"train data of client '{name}'")}
         if len(splits["train"]) == 0:
@@ -128,7 +143,8 @@ class Client:
         object.__setattr__(self, "model", model)
         for key, split in splits.items():
             object.__setattr__(self, key, split)
-        object.__setattr__(self, "traits", {str(k): str(v) for k, v in (traits or {}).items()})
+        declared = {str(key): str(value) for key, value in (traits or {}).items() if value is not None}
+        object.__setattr__(self, "traits", declared)
         object.__setattr__(self, "labels", tuple(sorted(set(owned))))
         object.__setattr__(self, "changes", changed)
 

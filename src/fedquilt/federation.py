@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedquilt.fleet import Fleet, Terms
 from fedquilt.messages import Down, Roster, Sent
 from fedquilt.methods.base import Method
+from fedquilt.names import unknown
 from fedquilt.readouts import READOUTS, Look, Readout
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
@@ -71,6 +72,10 @@ class Federation:
         rule: Rule = mean,
         evaluate_every: int = 1,
     ) -> None:
+        if not isinstance(method, Method):
+            raise TypeError(f"a Federation takes a method made ready, such as methods.FedAvg(), not {method!r}")
+        if evaluate_every < 1:
+            raise ValueError(f"evaluate_every={evaluate_every} never looks; give at least 1, or as many as rounds")
         self.scenario, self.method, self.seed = scenario, method, seed
         self.training = training or scenario.training
         self.device = pick_device(device)
@@ -78,6 +83,7 @@ class Federation:
         self.evaluate_every = evaluate_every
         terms = Terms(method, self.training, scenario.classes, seed, scenario.common, scenario.public_test)
         self.fleet = Fleet(scenario.clients, terms, self.device, engine, clients_at_once)
+        self.fleet.check()
         members = tuple(self.fleet.members().values())
         roster = Roster(
             members, scenario.classes, self.training.rounds, seed, scenario.common, tuple(scenario.label_names),
@@ -217,7 +223,10 @@ def pick_device(name: str) -> torch.device:
     """The device of a name; auto is a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(unknown(name, ("auto", "cpu", "cuda"), "device")) from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' was asked for, but PyTorch sees no GPU here; take device='cpu' or 'auto'")
     return device

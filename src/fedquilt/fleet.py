@@ -16,6 +16,7 @@ from fedquilt.client import Client, Split
 from fedquilt.crew import Crew, blocks_of, covers, resting_of, scale_of, table_of
 from fedquilt.messages import Down, Member, Up
 from fedquilt.methods.base import Lesson, Method, Prepared
+from fedquilt.names import unknown
 from fedquilt.rest import Rest
 from fedquilt.sharing import install
 from fedquilt.stacks import Family, Layout, Signature, families
@@ -70,6 +71,9 @@ class Fleet:
     ) -> None:
         if clients_at_once is not None and clients_at_once < 1:
             raise ValueError(f"clients_at_once={clients_at_once} trains nobody; give at least 1")
+        for name in engine.split(","):
+            if name not in (*ENGINES, "auto"):
+                raise ValueError(unknown(name, ("auto", *ENGINES), "engine"))
         self.terms, self.device = terms, torch.device(device)
         self.engine_name, self.clients_at_once = engine, clients_at_once
         self.clients = tuple(clients)
@@ -182,6 +186,11 @@ class Fleet:
                 if not isinstance(model, nn.Module):
                     kind = type(model).__name__
                     raise TypeError(f"client '{client.name}': its model function gave a {kind}, not an nn.Module")
+                if any(isinstance(parameter, nn.UninitializedParameter) for parameter in model.parameters()):
+                    raise ValueError(
+                        f"client '{client.name}': its model has lazy layers without a shape yet; run it on a sample in "
+                        "the function that builds it"
+                    )
                 self._modules[key] = self.terms.method.wrap(model, self._member(client, {}), self.terms.classes)
         return self._modules[key]
 
@@ -291,6 +300,12 @@ class Fleet:
     def _recipe(self, crew: Crew) -> Recipe:
         objective, training = self.terms.method.objective(), self.terms.training
         return Recipe(crew.family.template, crew.family.layout, crew.samples, training, objective, self.device)
+
+    def check(self) -> None:
+        """Refuse models that do not suit their clients' samples, before any work; shadows of clients have none."""
+        for crew in self.crews:
+            if crew.clients[0].train.x.numel():
+                self._try(crew)
 
     def _try(self, crew: Crew) -> None:
         if not crew.tried:

@@ -26,7 +26,7 @@ from fedquilt.results import Evaluation, Row, summarise
 from fedquilt.runfile import method_from, rule_from, rule_to, training_from, values_of
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.own import from_file
-from fedquilt.sharing import Plan, Rule, mean
+from fedquilt.sharing import Plan, Rule, mean, pick
 from fedquilt.training.parallel import cores
 from fedquilt.training.settings import Training
 
@@ -36,7 +36,14 @@ OPTIONS = ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_e
 def make_method(method: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
     """A method from its name and settings, or as it is."""
     if isinstance(method, Method):
+        if settings:
+            given = f"{type(method).__name__}({', '.join(f'{key}={value!r}' for key, value in settings.items())})"
+            raise ValueError(f"settings go with the name of a method; with a method of your own, say {given}")
         return method
+    other: object = method
+    if not isinstance(other, str):
+        hint = f"as in {other.__name__}()" if isinstance(other, type) else f"not a {type(other).__name__}"
+        raise TypeError(f"a method is a name such as 'fedavg' or a method made ready, {hint}")
     if method not in METHODS:
         raise ValueError(unknown(method, METHODS, "method"))
     kind = METHODS[method]
@@ -47,10 +54,10 @@ def make_method(method: str | Method, settings: Mapping[str, Any] | None = None)
     return kind(**(settings or {}))
 
 
-def make_readouts(readouts: Sequence[str | Readout]) -> tuple[Readout, ...]:
+def make_readouts(readouts: str | Readout | Sequence[str | Readout]) -> tuple[Readout, ...]:
     """Read-outs from their names."""
     made = []
-    for readout in readouts:
+    for readout in [readouts] if isinstance(readouts, str | Readout) else readouts:
         found = named(readout) if isinstance(readout, str) else readout
         if found is None:
             raise ValueError(unknown(str(readout), READOUTS, "read-out"))
@@ -128,11 +135,11 @@ def run(
     *,
     training: Mapping[str, Any] | Training | None = None,
     settings: Mapping[str, Any] | None = None,
-    readouts: Sequence[str | Readout] = ("received", "adapted"),
+    readouts: str | Readout | Sequence[str | Readout] = ("received", "adapted"),
     device: str = "auto",
     engine: str = "auto",
     clients_at_once: int | None = None,
-    merge: Rule = mean,
+    merge: str | Rule = mean,
     evaluate_every: int = 1,
     alone: bool | Run = True,
     callbacks: Sequence[Callback] = (),
@@ -141,26 +148,32 @@ def run(
 ) -> Run:
     """Run a method on a scenario and give back what came of it.
 
-    `training` overrides the scenario's settings, `settings` are the method's own. With `alone=True` the same clients
-    are also trained by themselves, as long and with the same settings, for the gain over alone; a finished run of
-    `local` may be given instead. With `out` the run is kept in a directory as it goes, and can be resumed from there.
+    `training` overrides the scenario's settings, `settings` are the method's own; `merge` is a name or a rule. With
+    `alone=True` the same clients are also trained by themselves, as long and with the same settings, for the gain over
+    alone; a finished run of `local` may be given instead. With `out` the run is kept in a directory as it goes, and can
+    be resumed from there.
 
     >>> import fedquilt as fq
     >>> result = fq.run(fq.scenarios.build("digits", clients=8), "fedavg", rounds=2, engine="sequential", alone=False)
     >>> len(result.rows)                            # 8 clients, 2 rounds, 2 read-outs, 2 splits
     64
     """
+    if not isinstance(scenario, Scenario):
+        raise TypeError(f"a run is of a Scenario, not of a {type(scenario).__name__}; see fedquilt.scenarios.build")
     made = make_method(method, settings)
     chosen = make_readouts(readouts)
+    rule = pick(merge) if isinstance(merge, str) else merge
+    if isinstance(alone, Run) and alone.federation.method.name != "local":
+        raise ValueError(f"alone is a run of '{alone.federation.method.name}'; give one of 'local', or True")
     how = training if isinstance(training, Training) else scenario.training.but(training or {})
     if rounds is not None:
         how = how.but({"rounds": rounds})
     if checkpoint_every < 1:
         raise ValueError(f"checkpoint_every={checkpoint_every} keeps nothing; give at least 1")
-    federation = Federation(scenario, made, how, seed, device, engine, clients_at_once, chosen, merge, evaluate_every)
+    federation = Federation(scenario, made, how, seed, device, engine, clients_at_once, chosen, rule, evaluate_every)
     result = Run(federation)
     result.alone = alone if isinstance(alone, Run) else None
-    kept = rule_to(merge) if out is not None else {}
+    kept = rule_to(rule) if out is not None else {}
     options = dict(
         zip(OPTIONS, (engine, clients_at_once, kept, evaluate_every, checkpoint_every, alone is True), strict=True)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,14 @@ def client(name: str = "a", model: Any = Zero, train: Any = (X, Y), **more: Any)
         (lambda: client(name=""), "a client needs a name"),
         (lambda: client(model=nn.Linear), None),  # a class is a function that builds
         (lambda: client(model=3), "client 'a': model must be a function that builds an nn.Module, not int"),
+        (lambda: client(model=nn.Linear(1, 2)), "must be a function that builds an nn.Module, not Linear"),
+        (
+            lambda: client(train=torch.tensor(X)),
+            "data of client 'a': give a pair (samples, labels), not a Tensor",
+        ),
+        (lambda: client(train=(X, ["no", "yes"])), "train data of client 'a': labels must be numbers"),
+        (lambda: client(train=(np.array([["a"], ["b"]]), Y)), "train data of client 'a': samples must be numbers"),
+        (lambda: client(train=(np.array(X)[::-1], Y)), None),  # an array that runs backwards
         (lambda: client(train=(X, [0])), "train data of client 'a': samples of shape (2, 1) do not go with labels of"),
         (lambda: client(train=(X, [[0], [1]])), "give (n, ...) samples and (n,) labels"),
         (lambda: client(train=([], [])), "client 'a' has no training samples"),
@@ -35,10 +44,7 @@ def client(name: str = "a", model: Any = Zero, train: Any = (X, Y), **more: Any)
         (lambda: client(train=(X, [0, 0.5])), "labels are whole numbers from 0 up, but one is 0.5"),
         (lambda: client(train=([[0.0], [np.nan]], Y)), "samples hold NaN or infinite values"),
         (lambda: client(train=fq.Split(torch.tensor([[np.inf]]), torch.tensor([0]))), "NaN or infinite"),
-        (
-            lambda: client(test=([[0.0, 1.0]], [0])),
-            "test samples are float32 of shape (2,), training samples",
-        ),
+        (lambda: client(test=([[0.0, 1.0]], [0])), "test samples are float32 of shape (2,), training samples"),
         (lambda: client(labels=[0]), "client 'a' has samples of label 1, which is not among its labels 0"),
         (lambda: client(changes={0: fq.Change()}), "a change at round 0; rounds count from 1"),
         (lambda: client(changes={2: fq.Change(train=([], []))}), "has no training samples from round 2 on"),
@@ -57,11 +63,71 @@ def test_sentences(make: Any, sentence: str | None) -> None:
         make()
 
 
+def test_a_trait_that_is_none_is_not_declared() -> None:
+    assert client(traits={"cohort": None, "device": 2}).traits == {"device": "2"}
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(1, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.scores(x), x
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"scenario": "digits"}, "a run is of a Scenario, not of a str"),
+        ({"method": FedAvg}, "a name such as 'fedavg' or a method made ready, as in FedAvg()"),
+        ({"method": 3}, "a name such as 'fedavg' or a method made ready, not a int"),
+        ({"method": FedPer(), "settings": {"personal": 2}}, "with a method of your own, say FedPer(personal=2)"),
+        ({"engine": "vectorized"}, "there is no engine 'vectorized'; did you mean 'vectorised'?"),
+        ({"device": "gpu"}, "there is no device 'gpu'"),
+        ({"merge": "medain"}, "there is no merge 'medain'; did you mean 'median'?"),
+        ({"readouts": "recieved"}, "there is no read-out 'recieved'; did you mean 'received'?"),
+        ({"evaluate_every": 0}, "evaluate_every=0 never looks; give at least 1"),
+        ({"rounds": 2.5}, "rounds=2.5 must be a whole number"),
+        ({"method": "modfl", "settings": {"by": "cohort"}}, "must say for each module with whom it is shared"),
+        ({"method": "modfl", "settings": {"hysteresis": 2}}, "hysteresis=2 must be from 0"),
+        ({"method": "modfl", "settings": {"linkage": "single"}}, "there is no linkage of modfl 'single'"),
+        ({"method": "fedprox", "settings": {"mu": float("nan")}}, "give a finite mu above 0"),
+        ({"model": Pairs}, "client 'a': its model gives a tuple, not a tensor of class scores"),
+        ({"model": lambda: nn.LazyLinear(2)}, "client 'a': its model has lazy layers without a shape yet"),
+        ({"model": lambda: nn.Linear(3, 2)}, "client 'a': its model cannot take its samples"),
+    ],
+)
+def test_a_run_that_makes_no_sense_is_refused_before_work(
+    arguments: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    given = {"method": "fedavg", "engine": "sequential", "alone": False, **arguments}
+    scenario = fq.Scenario("two", [client(model=given.pop("model", Zero)), client("b")])
+    with pytest.raises((ValueError, TypeError), match=re.escape(sentence)):
+        fq.run(given.pop("scenario", scenario), out=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()  # nothing is left that would be in the way of the next try
+
+
+def test_names_do_where_objects_do() -> None:
+    scenario = fq.Scenario("two", [client(test=(X, Y)), client("b", test=(X, Y))])
+    run = fq.run(scenario, "fedavg", rounds=1, merge="median", readouts="received", engine="sequential", alone=False)
+    assert {row["readout"] for row in run.rows} == {"received"}
+    with pytest.raises(ValueError, match="alone is a run of 'fedavg'; give one of 'local', or True"):
+        fq.run(scenario, "fedavg", rounds=1, alone=run)
+    with pytest.raises(TypeError, match=r"takes a method made ready, such as methods.FedAvg\(\), not 'fedavg'"):
+        fq.Federation(scenario, "fedavg")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"lr": 0}, "trains nothing"),
-        ({"lr": float("nan")}, "trains nothing"),
+        ({"lr": float("nan")}, "lr=nan must be a finite number"),
+        ({"lr": float("inf")}, "lr=inf must be a finite number"),
+        ({"weight_decay": float("nan")}, "weight_decay=nan must be a finite number"),
+        ({"eps": -1.0}, "eps=-1.0 must be above 0"),
+        ({"rounds": 2.5}, "rounds=2.5 must be a whole number"),
+        ({"batch": 4.0}, "batch=4.0 must be a whole number"),
         ({"rounds": 0}, "must be at least 1"),
         ({"optimiser": "rmsprop"}, "take sgd, adam or adamw"),
         ({"momentum": 1.0}, "must be in [0, 1)"),

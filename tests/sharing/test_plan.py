@@ -253,3 +253,11 @@ def test_refusals_of_patterns() -> None:
         by_labels([{0, 1}], classes=2, units=["cat"])
     with refused("weights have shape (1, 3); give (clients, labels) = (1, 2)"):
         by_labels([{0, 1}], classes=2, weights=torch.ones(1, 3))
+
+
+def test_circles_are_whole_numbers_and_labels_known() -> None:
+    with pytest.raises(ValueError, match="circles are whole numbers"):
+        UnitPlan([0.2, 0.9, 1.5])
+    assert UnitPlan([0.0, 1.0]).circle.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="a client owns label 5, but there are 3, from 0 up"):
+        by_labels([{0, 5}, {1}], 3)

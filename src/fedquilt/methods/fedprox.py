@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,8 +18,8 @@ class FedProx(FedAvg):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ValueError(f"FedProx with mu={self.mu} would push clients apart; give a mu above 0")
+        if not 0 <= self.mu < math.inf:
+            raise ValueError(f"FedProx with mu={self.mu} would push clients apart; give a finite mu above 0")
         if self.mu == 0:
             raise ValueError("FedProx with mu=0 is FedAvg: use the method 'fedavg'")
 

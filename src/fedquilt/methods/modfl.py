@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from fedquilt.messages import Roster, Sent
 from fedquilt.methods.base import Method, State
 from fedquilt.methods.cohorts import Task, by_affinity, by_updates, nothing_known, with_newcomer
 from fedquilt.methods.fedavg import circles_of_shape
+from fedquilt.names import unknown
 from fedquilt.sharing import Plan, UnitPlan, adjusted_rand, circles_by_trait
 from fedquilt.sharing.circles import Linkage
 from fedquilt.units import Unit, cut
@@ -61,6 +62,12 @@ class ModFL(Method):
     compare: str = "cohort"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.by, Mapping):
+            raise TypeError(f"modfl: by={self.by!r} must say for each module with whom it is shared, as in {PAPER}")
+        if not 0 <= self.hysteresis < 1:
+            raise ValueError(f"modfl: hysteresis={self.hysteresis} must be from 0 (move at once) to below 1")
+        if self.linkage not in get_args(Linkage):
+            raise ValueError(unknown(self.linkage, get_args(Linkage), "linkage of modfl"))
         if self.every < 1:
             raise ValueError(f"modfl: every={self.every} never finds cohorts; give 1 or more rounds")
         if self.cohorts is not None and FOUND not in self.by.values():

@@ -54,6 +54,8 @@ def digits(seed: int = 0, clients: int = 24, noise: float = 0.1, renamed: int = 
     """
     if clients < 1:
         raise ValueError(f"scenario 'digits' with clients={clients}: give at least 1")
+    if not noise >= 0:
+        raise ValueError(f"scenario 'digits' with noise={noise}: give a standard deviation from 0 up")
     if not 0 <= renamed <= 3:
         raise ValueError(f"scenario 'digits' with renamed={renamed}: give 0 to 3 pairs of digits")
     data = load("digits")

@@ -63,6 +63,9 @@ def by_labels(
     loud = torch.as_tensor(weights, dtype=torch.float32)
     if loud.ndim == 2 and loud.shape != (len(labels), classes):
         raise ValueError(f"weights have shape {tuple(loud.shape)}; give (clients, labels) = {(len(labels), classes)}")
+    strange = sorted({label for owned in labels for label in owned if not 0 <= label < classes})
+    if strange:
+        raise ValueError(f"a client owns label {strange[0]}, but there are {classes}, from 0 up")
     circle = circles_by_labels(labels, classes)
     return Plan(
         {name: UnitPlan(circle[c], loud[:, c] if loud.ndim == 2 else loud, pull) for c, name in enumerate(names)}

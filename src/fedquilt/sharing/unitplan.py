@@ -127,7 +127,10 @@ class UnitPlan(_Unit):
 
     def __init__(self, circle: Numbers, weight: Numbers | float = 1.0, pull: Numbers | float = 1.0) -> None:
         # Copies: a caller that goes on writing into its tensors must not change a plan.
-        ids = torch.as_tensor(circle).detach().to("cpu", torch.int64, copy=True)
+        numbers = torch.as_tensor(circle).detach()
+        ids = numbers.to("cpu", torch.int64, copy=True)
+        if numbers.is_floating_point() and not torch.equal(numbers.cpu(), ids.to(numbers.dtype)):
+            raise ValueError("circles are whole numbers, -1 for private; give one id per client")
         if ids.ndim != 1:
             raise ValueError(f"circle has shape {tuple(ids.shape)}; give one circle id per client")
         object.__setattr__(self, "circle", ids)

@@ -30,6 +30,8 @@ def check_model(family: Family, clients: Sequence[Client], classes: int, device:
     except Exception as error:
         kind = f"{sample.dtype} of shape {tuple(sample.shape[1:])}"
         raise ValueError(f"client '{name}': its model cannot take its samples, {kind}: {error}") from error
+    if not isinstance(outputs, torch.Tensor):
+        raise ValueError(f"client '{name}': its model gives a {type(outputs).__name__}, not a tensor of class scores")
     if outputs.ndim != 2:
         shape = tuple(outputs.shape[1:])
         raise ValueError(f"client '{name}': its model gives {shape} for a sample, not one number for each class")

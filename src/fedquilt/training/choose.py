@@ -11,7 +11,6 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedquilt.memory import common_zeros
-from fedquilt.names import unknown
 from fedquilt.training.engine import Engine, Job, Recipe
 from fedquilt.training.parallel import Parallel, ParallelStacks, can_fork, cores
 from fedquilt.training.sequential import Sequential
@@ -33,8 +32,6 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]
 
     A model that cannot be stacked is trained by another engine, and that is said once.
     """
-    if name not in (*ENGINES, "auto"):
-        raise ValueError(unknown(name, ("auto", *ENGINES), "engine"))
     if name in ("parallel", "sequential"):
         return ENGINES[name](recipe)
     stack = how_many_a_worker(recipe, extras)

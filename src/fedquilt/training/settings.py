@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from typing import Any, Literal
 
 from fedquilt.names import unknown
@@ -41,10 +43,18 @@ class Training:
         def refuse(what: str) -> None:
             raise ValueError(f"training settings: {what}")
 
+        for key in ("rounds", "epochs", "batch"):
+            if not isinstance(getattr(self, key), Integral):
+                refuse(f"{key}={getattr(self, key)} must be a whole number")
         if self.rounds < 1 or self.epochs < 1 or self.batch < 1:
             refuse(f"rounds ({self.rounds}), epochs ({self.epochs}) and batch ({self.batch}) must be at least 1")
+        for key in ("lr", "weight_decay", "eps"):
+            if not math.isfinite(getattr(self, key)):
+                refuse(f"{key}={getattr(self, key)} must be a finite number")
         if not self.lr > 0:
             refuse(f"lr={self.lr} trains nothing; give a rate above 0")
+        if not self.eps > 0:
+            refuse(f"eps={self.eps} must be above 0")
         if self.optimiser not in ("sgd", "adam", "adamw"):
             refuse(f"optimiser '{self.optimiser}' is not known; take sgd, adam or adamw")
         if self.momentum < 0 or self.momentum >= 1:
