@@ -41,10 +41,10 @@ class EyesForAll(fq.Method):
 
     name: ClassVar[str] = "eyes-for-all"
 
-    def begin(self, roster: Roster) -> tuple[State, fq.Plan]:
+    def plan(self, state: State, roster: Roster) -> fq.Plan:
         samples = roster.samples
         middle = by_trait(["middle"], roster.trait("cohort"), samples)
-        return {}, everyone(["eye"], samples) | middle | nobody(["head"], len(roster))
+        return everyone(["eye"], samples) | middle | nobody(["head"], len(roster))
 
 
 def build(seed: int = 0) -> fq.Scenario:

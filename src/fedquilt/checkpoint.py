@@ -81,6 +81,7 @@ def server_state(server: Server, tensors: Tensors) -> dict[str, Any]:
     shelves = []
     for i, shelf in enumerate(server.shelves):
         tensors[f"value/{i}"], tensors[f"known/{i}"] = shelf.value, shelf.known
+        tensors |= {f"memory/{i}/{name}": tensor for name, tensor in shelf.memory.items()}
         shelves.append([[unit, signature] for unit, signature in shelf.keys])
     return {
         "round": server.round,
@@ -100,7 +101,10 @@ def restore_server(server: Server, tensors: Mapping[str, Tensor], text: Mapping[
     server.shelves = []
     for i, keys in enumerate(text["shelves"]):
         named = tuple((unit, tuple(tuple(shape) for shape in signature)) for unit, signature in keys)
-        server.shelves.append(Shelf(server.plan[named[0][0]], named, here[f"value/{i}"], here[f"known/{i}"]))
+        start = f"memory/{i}/"
+        memory = {name.removeprefix(start): tensor for name, tensor in here.items() if name.startswith(start)}
+        plan, value, known = server.plan[named[0][0]], here[f"value/{i}"], here[f"known/{i}"]
+        server.shelves.append(Shelf(plan, named, value, known, memory=memory))
 
 
 def federation_state(federation: Federation, tensors: Tensors) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt.fleet import Fleet, Terms
-from fedquilt.messages import Down, Roster, Sent
+from fedquilt.messages import Down, Roster, Updates
 from fedquilt.methods.base import Method
 from fedquilt.names import unknown
 from fedquilt.readouts import READOUTS, Look, Readout
@@ -89,7 +89,7 @@ class Federation:
             members, scenario.classes, self.training.rounds, seed, scenario.common, tuple(scenario.label_names),
             scenario.public_test,
         )  # fmt: skip
-        first = self.fleet.first_values()
+        first = self.fleet.first_values
         self.server = Server(method, roster, first, rule, self.device, self.look_at_models)
         self.memory: dict[tuple[int, ...], dict[str, Tensor]] = {}
 
@@ -182,7 +182,7 @@ class Federation:
         number = names.index(client)
         return self.fleet.model(number, self.server.down([number]))
 
-    def look_at_models(self, sent: Sent, x: Tensor) -> tuple[Tensor, Tensor]:
+    def look_at_models(self, sent: Updates, x: Tensor) -> tuple[Tensor, Tensor]:
         """Class probabilities of the whole models that were sent, on samples of the server's."""
         ids, found, here = [], [], x.to(self.device)
         for up in sent.ups:

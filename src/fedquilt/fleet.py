@@ -97,13 +97,17 @@ class Fleet:
                 now[number] = self._member(client, units)
         return dict(sorted(now.items()))
 
-    def first_values(self) -> dict[tuple[str, Signature], Tensor]:
-        """The value of every unit, in every shape, on the first client that has it: what the server starts from."""
+    def first_values(self, draw: int = 0) -> dict[tuple[str, Signature], Tensor]:
+        """The value of every unit, in every shape, on the first client that has it: what the server starts from.
+
+        Another `draw` gives other first weights: those of the same models, built with another seed.
+        """
         first: dict[tuple[str, Signature], Tensor] = {}
         for crew in sorted(self.crews, key=lambda crew: min(crew.family.ids)):
             layout = crew.family.layout
+            rows = layout.row(self._build(crew.clients[0], draw))[None] if draw else crew.rest.take([0])
             for unit in layout.units:
-                value = layout.take(crew.rest.take([0]), unit.name)[0].clone()
+                value = layout.take(rows, unit.name)[0].clone()
                 first.setdefault((unit.name, layout.signatures[unit.name]), value)
         return first
 
@@ -180,19 +184,23 @@ class Fleet:
         """A client's module with its first weights. Clients with one builder and one set of labels share it."""
         key = (id(client.model), client.labels, hash(tuple(sorted(client.traits.items()))))
         if key not in self._modules:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(key_of("model", self.terms.seed))
-                model: object = client.model()
-                if not isinstance(model, nn.Module):
-                    kind = type(model).__name__
-                    raise TypeError(f"client '{client.name}': its model function gave a {kind}, not an nn.Module")
-                if any(isinstance(parameter, nn.UninitializedParameter) for parameter in model.parameters()):
-                    raise ValueError(
-                        f"client '{client.name}': its model has lazy layers without a shape yet; run it on a sample in "
-                        "the function that builds it"
-                    )
-                self._modules[key] = self.terms.method.wrap(model, self._member(client, {}), self.terms.classes)
+            self._modules[key] = self._build(client)
         return self._modules[key]
+
+    def _build(self, client: Client, draw: int = 0) -> nn.Module:
+        """What a client trains, made anew."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key_of("model", self.terms.seed, *([draw] if draw else [])))
+            model: object = client.model()
+            if not isinstance(model, nn.Module):
+                kind = type(model).__name__
+                raise TypeError(f"client '{client.name}': its model function gave a {kind}, not an nn.Module")
+            if any(isinstance(parameter, nn.UninitializedParameter) for parameter in model.parameters()):
+                raise ValueError(
+                    f"client '{client.name}': its model has lazy layers without a shape yet; run it on a sample in "
+                    "the function that builds it"
+                )
+            return self.terms.method.wrap(model, self._member(client, {}), self.terms.classes)
 
     def _member(self, client: Client, units: Mapping[str, Signature]) -> Member:
         return Member(client.name, client.samples, client.traits, client.labels, units, self.terms.public_counts)

@@ -124,6 +124,7 @@ class Down:
     send: Mapping[str, Tensor]  # (k,) bool
     everyone: int = 0  # training samples of all clients together
     told: Mapping[str, Tensor] = field(default_factory=dict)  # whatever the method's server half tells its client half
+    offers: Mapping[str, Tensor] = field(default_factory=dict)  # (circles, size) by unit, to choose from
 
 
 @dataclass(frozen=True)
@@ -150,12 +151,12 @@ class Up:
 
 
 @dataclass(frozen=True)
-class Sent:
+class Updates:
     """What a method's server half looks at: everything that was sent in a round, over all families."""
 
     round: int
     ups: tuple[Up, ...]
-    models: Callable[[Sent, Tensor], tuple[Tensor, Tensor]] | None = None
+    models: Callable[[Updates, Tensor], tuple[Tensor, Tensor]] | None = None
     held: Callable[[str, Tensor], Tensor] | None = None
 
     @property

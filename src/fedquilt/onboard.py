@@ -25,7 +25,7 @@ from fedquilt.data.splits import random_split
 from fedquilt.disk import PLANS, RunFolder
 from fedquilt.federation import Federation
 from fedquilt.fleet import Fleet, Terms
-from fedquilt.messages import Down, Sent, Up
+from fedquilt.messages import Down, Up, Updates
 from fedquilt.methods import Local
 from fedquilt.readouts.base import Look
 from fedquilt.run import rebuild, scenario_of
@@ -208,7 +208,7 @@ class _Guest:
             scenario.public_test,
         )  # fmt: skip
         self.fleet = Fleet([client], terms, federation.device, "sequential", numbers=[self.number])
-        self.server = self._welcomed(Sent(federation.round, ()))
+        self.server = self._welcomed(Updates(federation.round, ()))
         self.rounds = 0
 
     def introduce(self, settled: int) -> None:
@@ -222,7 +222,7 @@ class _Guest:
         first = 0 if stranger else self.federation.round  # from scratch, or where the others are
         for at in range(1, rounds + 1):
             up = self._round(first + at, everything=at == rounds)
-        self.server = self._welcomed(Sent(self.federation.round, (up,), self._models, self.federation.server.held))
+        self.server = self._welcomed(Updates(self.federation.round, (up,), self._models, self.federation.server.held))
 
     def visit(self) -> None:
         """A round of the federation as it would be now, of which the others hear nothing."""
@@ -261,7 +261,7 @@ class _Guest:
             found[unit] = tuple(names[i] for i in peers.nonzero()[:, 0].tolist() if i != self.number)
         return found
 
-    def _welcomed(self, sent: Sent) -> Server:
+    def _welcomed(self, sent: Updates) -> Server:
         """A copy of the run's server with the newcomer on it; `sent` is what it has to show."""
         run = self.federation.server
         server = copy(run)
@@ -280,7 +280,7 @@ class _Guest:
     def _down(self) -> Down:
         return self.server.down([self.number])
 
-    def _models(self, sent: Sent, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _models(self, sent: Updates, x: Tensor) -> tuple[Tensor, Tensor]:
         """Class probabilities of the newcomer's model on samples of the server's."""
         family = self.fleet.crews[0].family
         with torch.no_grad():

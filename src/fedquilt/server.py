@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -11,9 +11,21 @@ from torch import Tensor
 
 from fedquilt.graph import Graph
 from fedquilt.memory import place_on, write_to
-from fedquilt.messages import Block, Down, Member, Roster, Sent, Up
-from fedquilt.methods.base import Method, State
-from fedquilt.sharing import AnyUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, merge_unit, traffic
+from fedquilt.messages import Block, Down, Member, Roster, Up, Updates
+from fedquilt.methods.base import Heard, Method, State
+from fedquilt.sharing import (
+    AnyUnit,
+    Merged,
+    MixedUnit,
+    Plan,
+    Rule,
+    Traffic,
+    UnitPlan,
+    inherit,
+    mean,
+    merge_unit,
+    traffic,
+)
 from fedquilt.sharing.merge import Mean
 from fedquilt.stacks import Signature
 
@@ -31,6 +43,7 @@ class Shelf:
     value: Tensor  # (circles, size)
     known: Tensor  # (circles,) bool: whether a circle has a value at all
     settled: bool = False  # whether it is certain, without asking the device, that all circles have one
+    memory: dict[str, Tensor] = field(default_factory=dict)  # (circles, size) what the method remembers of the values
     captured: _Captured | None = None  # the last merge, if it was on a GPU
 
     @property
@@ -41,30 +54,65 @@ class Shelf:
     def sizes(self) -> tuple[int, ...]:
         return tuple(_size(signature) for _, signature in self.keys)
 
-    def column(self, key: Key) -> Tensor:
-        """The values of one unit, as a view."""
+    def columns(self, key: Key) -> slice:
+        """Where one unit lies."""
         at = self.keys.index(key)
         start = sum(self.sizes[:at])
-        return self.value[:, start : start + self.sizes[at]]
+        return slice(start, start + self.sizes[at])
+
+    def column(self, key: Key) -> Tensor:
+        """The values of one unit, as a view."""
+        return self.value[:, self.columns(key)]
 
     def single(self, key: Key) -> Shelf:
         """A shelf for one of the units alone."""
-        return Shelf(self.plan, (key,), self.column(key).clone(), self.known.clone(), self.settled)
+        memory = {name: tensor[:, self.columns(key)].clone() for name, tensor in self.memory.items()}
+        return Shelf(self.plan, (key,), self.column(key).clone(), self.known.clone(), self.settled, memory)
 
-    def merge(self, parts: Sequence[tuple[Tensor, Tensor]], rule: Rule) -> Tensor:
+    def merge(self, parts: Sequence[tuple[Tensor, Tensor]], rule: Rule, method: Method) -> Tensor:
         """Merge client numbers and their copies; which of the copies were not finite and left out, (k,)."""
         merged = merge_unit(self.plan, parts, rule)
+        if type(method).update is not Method.update:
+            merged = merged._replace(value=self._updated(merged, parts, method))
         self.value.copy_(merged.onto(self.value))
         self.known |= merged.heard
         return merged.refused
 
-    def replayed(self, ids: Tensor, values: Tensor, rule: Rule) -> Tensor:
+    def _updated(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]], method: Method) -> Tensor:
+        """(circles, size) what the method makes of the merged values, unit by unit; what it remembers is kept here."""
+        heard = Heard(merged.weight[:, None], self._share(merged, parts)[:, None])
+        found: list[Tensor] = []
+        for key in self.keys:
+            at = self.columns(key)
+            memory = {name: tensor[:, at] for name, tensor in self.memory.items()}
+            value, kept = method.update(key[0], self.value[:, at], merged.value[:, at], heard, memory)
+            found.append(value)
+            for name, tensor in kept.items():
+                if name not in self.memory:
+                    self.memory[name] = torch.zeros_like(self.value)
+                mine = self.memory[name][:, at]  # in place: a captured merge finds it where it was
+                mine.copy_(torch.where(merged.heard[:, None], tensor, mine))
+        return torch.cat(found, dim=1)
+
+    def _share(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """(circles,) the share of a circle's members, of those that weigh anything, that were heard."""
+        device = self.value.device
+        here = self.plan.to(device)
+        if isinstance(here, MixedUnit):
+            return merged.heard.float()
+        ids = torch.cat([ids.to(device, non_blocking=True) for ids, _ in parts])
+        weighs = (here.weight > 0).float()
+        nobody = torch.zeros(here.count, device=device)
+        heard = nobody.index_add(0, here.row[ids], weighs[ids] * ~merged.refused)
+        return heard / nobody.index_add(0, here.row, weighs).clamp(min=1)
+
+    def replayed(self, ids: Tensor, values: Tensor, rule: Rule, method: Method) -> Tensor:
         """`merge` of one part. On a GPU, copies that come in the same memory again are merged by a captured graph."""
         if not values.is_cuda or values.numel() > _CAPTURE_UP_TO or not isinstance(rule, Mean):
-            return self.merge([(ids, values)], rule)
+            return self.merge([(ids, values)], rule, method)
         key = (values.data_ptr(), values.shape, values.stride(), self.value.data_ptr())
         if self.captured is None or self.captured.key != key:
-            self.captured = _Captured(key, self, values, rule)
+            self.captured = _Captured(key, self, values, rule, method)
         return self.captured.merge(ids)
 
     def all_known(self) -> bool:
@@ -80,8 +128,8 @@ def _size(signature: Signature) -> int:
 class _Captured:
     """A merge of copies that lie in one place: done as it is at first, captured when it comes again, then replayed."""
 
-    def __init__(self, key: tuple[object, ...], shelf: Shelf, values: Tensor, rule: Rule) -> None:
-        self.key, self.shelf, self.values, self.rule = key, shelf, values, rule
+    def __init__(self, key: tuple[object, ...], shelf: Shelf, values: Tensor, rule: Rule, method: Method) -> None:
+        self.key, self.shelf, self.values, self.rule, self.method = key, shelf, values, rule, method
         self.ids = torch.zeros(len(values), dtype=torch.int64, device=values.device)
         self.left_out = torch.zeros(len(values), dtype=torch.bool, device=values.device)
         self.graph: Graph | None = None
@@ -100,7 +148,7 @@ class _Captured:
         return self.left_out.clone()
 
     def _merge(self) -> None:
-        self.left_out.copy_(self.shelf.merge([(self.ids, self.values)], self.rule))
+        self.left_out.copy_(self.shelf.merge([(self.ids, self.values)], self.rule, self.method))
 
 
 class _Some:
@@ -127,31 +175,35 @@ class _Some:
 class Server:
     """Writes plans, merges what is sent, and hands each client the values of its circles.
 
-    `first` gives the first value of every unit in every shape: that of the first client to bring it. `rule` is how
-    copies are merged.
+    `first` gives the first value of every unit in every shape: that of the first client to bring it; of a pool, circle
+    j has those of the draw j. `rule` is how copies are merged.
     """
 
     def __init__(
         self,
         method: Method,
         roster: Roster,
-        first: Mapping[Key, Tensor],
+        first: Callable[[int], Mapping[Key, Tensor]],
         rule: Rule = mean,
         device: torch.device | str = "cpu",
-        models: Callable[[Sent, Tensor], tuple[Tensor, Tensor]] | None = None,
+        models: Callable[[Updates, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        self.method, self.roster, self.rule, self.models = method, roster, method.merging(rule), models
+        self.method, self.roster, self.rule, self.models = method, roster, rule, models
         self.device = torch.device(device)
         self.round = 0
         self._refused = torch.zeros(len(roster), dtype=torch.int64, device=self.device)
         self._left_out: list[list[tuple[Tensor, Tensor]]] = []  # by round: who sent, and whose copies were not finite
-        self.state: State
-        self.state, self.plan = method.begin(roster)
+        self.state: State = method.begin(roster)
+        self.plan = method.plan(self.state, roster)
         self.plan.check(roster.signatures(), roster.names)
         self.shelves = self._arrange(self.plan)
+        draws = [first(0)]
         for shelf in self.shelves:
-            start = torch.cat([first[key].to(self.device) for key in shelf.keys])
-            shelf.value.copy_(start.expand_as(shelf.value))
+            pool = shelf.plan.pool if isinstance(shelf.plan, UnitPlan) else None
+            draws += [first(draw) for draw in range(len(draws), pool or 0)]
+            for circle, row in enumerate(shelf.value):
+                values = draws[circle if pool else 0]
+                row.copy_(torch.cat([values[key].to(self.device) for key in shelf.keys]))
             shelf.known.fill_(True)
         self._declared()
 
@@ -164,10 +216,14 @@ class Server:
         of = _Some(ids, len(self.roster))
         blocks: list[Block] = []
         pulls: list[Tensor | None] = []
+        offers: dict[str, Tensor] = {}
         for shelf in self.shelves:
             if any(has.get(unit) != signature for unit, signature in shelf.keys):
                 continue
             plan = shelf.plan
+            for unit in [unit for unit in shelf.units if unit in self.plan.offered]:
+                if bool(of(self.plan.offered[unit]).any()):
+                    offers[unit] = shelf.column((unit, has[unit]))
             receives = None if plan.for_all else of(plan.receives)
             if receives is not None and not bool(receives.any()):
                 continue
@@ -183,16 +239,14 @@ class Server:
             elif bool((sends := of(self.plan.sends(unit))).any()):
                 send[unit] = sends
         told = self.method.tell(self.state, self.roster, ids)
-        return Down(self.round + 1, ids, tuple(blocks), tuple(pulls), send, self._everyone, told)
+        return Down(self.round + 1, ids, tuple(blocks), tuple(pulls), send, self._everyone, told, offers)
 
     def merge(self, ups: Sequence[Up]) -> None:
         """Close a round: the method writes the plan, by which what was sent is merged."""
-        sent = Sent(self.round + 1, tuple(ups), self.models, self.held)
-        self.state, plan = self.method.next(self.state, self.plan, sent, self.roster)
-        if plan is not self.plan and plan != self.plan:
-            plan.check(self.roster.signatures(), self.roster.names)
-            self._rearrange(plan, self.roster)
-        self.plan = plan
+        updates = Updates(self.round + 1, tuple(ups), self.models, self.held)
+        before, self.state = self.state, self.method.learn(self.state, updates, self.roster)
+        if self.state is not before:
+            self._follow(self.roster)
         left_out: list[tuple[Tensor, Tensor]] = []
         for shelf in list(self.shelves):
             self._merge_shelf(shelf, ups, left_out)
@@ -239,26 +293,27 @@ class Server:
 
     def declare(self, members: Mapping[int, Member]) -> None:
         """Clients that changed declare themselves anew: other labels, other sample counts, another architecture."""
-        before = self.roster
-        now = tuple(members.get(i, member) for i, member in enumerate(before.members))
-        self.roster = replace(before, members=now)
+        now = tuple(members.get(i, member) for i, member in enumerate(self.roster.members))
+        self._enrol(now, Updates(self.round, ()))
+
+    def welcome(self, member: Member, updates: Updates) -> None:
+        """A newcomer joins as the last of the roster; `updates` is what it has to show; nobody else is regrouped."""
+        self._enrol((*self.roster.members, member), updates)
+        self.refused = torch.cat([self.refused, self.refused.new_zeros(1)])
+
+    def _enrol(self, members: tuple[Member, ...], updates: Updates) -> None:
+        before, self.roster = self.roster, replace(self.roster, members=members)
         self._declared()
-        self.state, plan = self.method.declared(self.state, self.plan, before, self.roster)
-        if plan != self.plan or self.roster.signatures() != before.signatures():
+        self.state = self.method.enrol(self.state, before, self.roster, updates)
+        self._follow(before)
+
+    def _follow(self, before: Roster) -> None:
+        """Write the plan anew; where it differs, or the roster does from the one before, values find their places."""
+        plan = self.method.plan(self.state, self.roster)
+        if plan != self.plan or (before is not self.roster and self.roster.signatures() != before.signatures()):
             plan.check(self.roster.signatures(), self.roster.names)
             self._rearrange(plan, before)
-        self.plan = plan
-
-    def welcome(self, member: Member, sent: Sent) -> None:
-        """A newcomer joins as the last of the roster; `sent` is what it has to show, and nobody else is regrouped."""
-        before = self.roster
-        self.roster = replace(before, members=(*before.members, member))
-        self._declared()
-        self.state, plan = self.method.welcome(self.state, self.plan, self.roster, sent)
-        plan.check(self.roster.signatures(), self.roster.names)
-        self._rearrange(plan, before)
-        self.plan = plan
-        self.refused = torch.cat([self.refused, self.refused.new_zeros(1)])
+            self.plan = plan
 
     def _declared(self) -> None:
         self.sizes = self.roster.sizes()
@@ -282,9 +337,9 @@ class Server:
             return
         if len(parts) == 1:
             ids, values = parts[0]
-            left_out.append((ids, shelf.replayed(ids, values, self.rule)))
+            left_out.append((ids, shelf.replayed(ids, values, self.rule, self.method)))
         else:
-            left_out.append((torch.cat([ids for ids, _ in parts]), shelf.merge(parts, self.rule)))
+            left_out.append((torch.cat([ids for ids, _ in parts]), shelf.merge(parts, self.rule, self.method)))
 
     def _part(self, up: Up, keys: Sequence[Key]) -> tuple[Tensor, Tensor] | None:
         has = self.roster.members[up.ids[0]].units
@@ -336,11 +391,16 @@ class Server:
                     row = rows.clamp(min=0)
                     single.known = (rows >= 0) & (before.known & _owned(before.plan, key, roster).to(self.device))[row]
                     single.value = torch.where(single.known[:, None], before.column(key)[row], 0.0)
+                    for name, tensor in before.memory.items():
+                        kept = tensor[:, before.columns(key)][row]
+                        single.memory[name] = torch.where(single.known[:, None], kept, 0.0)
                 single.known |= ~_owned(shelf.plan, key, self.roster).to(self.device)  # these rows nobody asks for
                 singles.append(single)
-            if all(torch.equal(single.known, singles[0].known) for single in singles):
+            one = singles[0]
+            if all(torch.equal(s.known, one.known) and s.memory.keys() == one.memory.keys() for s in singles):
                 value = torch.cat([single.value for single in singles], dim=1)
-                shelves.append(Shelf(shelf.plan, shelf.keys, value, singles[0].known))
+                memory = {name: torch.cat([single.memory[name] for single in singles], dim=1) for name in one.memory}
+                shelves.append(Shelf(shelf.plan, shelf.keys, value, one.known, memory=memory))
             else:
                 shelves += singles
         self.shelves = shelves
@@ -349,5 +409,7 @@ class Server:
 def _owned(plan: AnyUnit, key: Key, roster: Roster) -> Tensor:
     """(circles,) which circles have a member with a unit of this shape."""
     has = torch.tensor([member.units.get(key[0]) == key[1] for member in roster.members])
+    if isinstance(plan, UnitPlan) and plan.pool is not None:  # all are there to be chosen
+        return has.any().expand(plan.count)
     inside = has & (plan.circle >= 0) if isinstance(plan, UnitPlan) else has
     return torch.zeros(plan.count, dtype=torch.bool).index_fill_(0, plan.row[inside], True)

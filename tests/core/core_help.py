@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedquilt as fq
-from fedquilt.messages import Down, Roster, Sent, Up
+from fedquilt.messages import Down, Roster, Up, Updates
 from fedquilt.methods import FedAvg, Method, State
 from fedquilt.sharing import Plan
 from fedquilt.training.batches import key_of, orders, streams
@@ -158,12 +158,17 @@ class Planned(Method):
     name: ClassVar[str] = "planned"
     plans: tuple[Plan, ...] = ()
 
-    def begin(self, roster: Roster) -> tuple[State, Plan]:
-        return {"round": 0}, self.plans[0]
+    def begin(self, roster: Roster) -> State:
+        return {"round": 0}
 
-    def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
-        now = int(state["round"]) + 1
-        return {"round": now}, self.plans[min(now, len(self.plans) - 1)]
+    def learn(self, state: State, updates: Updates, roster: Roster) -> State:
+        return {"round": updates.round}
+
+    def plan(self, state: State, roster: Roster) -> Plan:
+        return self.plans[min(int(state["round"]), len(self.plans) - 1)]
+
+    def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
+        return state
 
 
 @dataclass

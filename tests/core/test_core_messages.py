@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt.messages import Block, Roster, Sent, Up
+from fedquilt.messages import Block, Roster, Up, Updates
 from fedquilt.methods import FedAvg, FedPer, Local, Method, State
 from fedquilt.sharing import MixedUnit, Plan, UnitPlan, everyone, nobody
 
@@ -24,11 +24,11 @@ class Watched(FedPer):
     """FedPer whose server half notes all it is handed."""
 
     name: ClassVar[str] = "watched"
-    handed: list[Sent] = field(default_factory=list, compare=False)
+    handed: list[Updates] = field(default_factory=list, compare=False)
 
-    def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
-        self.handed.append(copy.deepcopy(Sent(sent.round, sent.ups)))
-        return super().next(state, plan, sent, roster)
+    def learn(self, state: State, updates: Updates, roster: Roster) -> State:
+        self.handed.append(copy.deepcopy(Updates(updates.round, updates.ups)))
+        return super().learn(state, updates, roster)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -199,7 +199,7 @@ def test_columns_of_a_block() -> None:
     part = up.part(["a"])
     assert part is not None
     assert part[0].tolist() == [7]
-    sent = Sent(1, (up,))
+    sent = Updates(1, (up,))
     assert sent.ids.tolist() == [4, 7]
     assert sent.report("seen")[1].tolist() == [1.0, 2.0]
     with pytest.raises(KeyError, match="no client reported 'loss' in round 1"):
@@ -215,14 +215,14 @@ class Asking(Method):
     name: ClassVar[str] = "asking"
     seen: list[tuple[Tensor, Tensor]] = field(default_factory=list, compare=False)
 
-    def begin(self, roster: Roster) -> tuple[State, Plan]:
+    def plan(self, state: State, roster: Roster) -> Plan:
         plan = everyone(["0"], roster.samples) | nobody(["2"], len(roster))
-        return {}, plan.but(asked={"0": [1, 1, 0], "2": [1, 1, 0]})
+        return plan.but(asked={"0": [1, 1, 0], "2": [1, 1, 0]})
 
-    def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
+    def learn(self, state: State, updates: Updates, roster: Roster) -> State:
         assert roster.common is not None
-        self.seen.append(sent.probabilities(roster.common.x))
-        return state, plan
+        self.seen.append(updates.probabilities(roster.common.x))
+        return state
 
 
 def test_the_server_runs_whole_models_that_were_sent() -> None:

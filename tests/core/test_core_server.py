@@ -29,7 +29,7 @@ def serve(everyone: Roster, *plans: Plan) -> Server:
     """A server whose first value of everything is -1."""
     signatures = {(unit, s) for member in everyone.members for unit, s in member.units.items()}
     first = {key: torch.full((sum(shape[0] for shape in key[1]),), -1.0) for key in signatures}
-    return Server(Planned(plans=plans), everyone, first, mean)
+    return Server(Planned(plans=plans), everyone, lambda _: first, mean)
 
 
 def send(server: Server, ids: Sequence[int], **values: Sequence[float]) -> Up:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 from layered import LAYERS, layered
+from server_half import begun, joined, learnt
 from torch import Tensor, nn
 
 import fedquilt as fq
 from fedquilt.client import Split
-from fedquilt.messages import Block, Down, Member, Roster, Sent, Up
+from fedquilt.messages import Block, Down, Member, Roster, Up, Updates
 from fedquilt.methods.feddl import FedDL
 from fedquilt.server import Key, Server
 from fedquilt.sharing import traffic
@@ -31,12 +32,12 @@ def roster(clients: int, units: Sequence[str] = tuple(SIZES)) -> Roster:
     return Roster(tuple(members), classes=2, rounds=9, common=Split(torch.zeros(1, 1), torch.zeros(1).long()))
 
 
-def sent(round_: int, answers: Sequence[list[float]], ids: Sequence[int] | None = None) -> Sent:
+def sent(round_: int, answers: Sequence[list[float]], ids: Sequence[int] | None = None) -> Updates:
     """What the server is given where whole models were sent that answer like this."""
     ids = tuple(ids if ids is not None else range(len(answers)))
     whole = Block(tuple(SIZES), tuple(SIZES.values()), None, torch.zeros(len(ids), sum(SIZES.values())))
     told = torch.tensor(ids), torch.tensor(answers)[:, None]
-    return Sent(round_, (Up(round_, ids, (whole,)),), models=lambda *_: told)
+    return Updates(round_, (Up(round_, ids, (whole,)),), models=lambda *_: told)
 
 
 def circles(plan: fq.Plan, unit: str) -> list[int]:
@@ -62,8 +63,8 @@ def test_the_divergences_of_the_example() -> None:
 
 def test_weights_and_pulls_by_hand() -> None:
     method = FedDL(interval=0)
-    state, plan = method.begin(roster(4))
-    _, plan = method.next(state, plan, sent(1, FOUR), roster(4))
+    state, plan = begun(method, roster(4))
+    _, plan = learnt(method, state, sent(1, FOUR), roster(4))
     unit = plan["a"]
     assert isinstance(unit, fq.UnitPlan)
     assert unit.circle.tolist() == [0, 0, 0, 0]  # 3 is as far from 0 as can be, but close to 2
@@ -77,8 +78,8 @@ def test_average_linkage_by_hand() -> None:
     # 0 and 1 join at 0, 2 joins them at d, 3 would join at (2 ln 2 + d) / 3 = 0.534, above the threshold.
     # The link of 2 and 3 is not in a circle, so freq = 2, 2, 2 and everyone moves all the way.
     method = FedDL(interval=0, linkage="average")
-    state, plan = method.begin(roster(4))
-    _, plan = method.next(state, plan, sent(1, FOUR), roster(4))
+    state, plan = begun(method, roster(4))
+    _, plan = learnt(method, state, sent(1, FOUR), roster(4))
     unit = plan["a"]
     assert isinstance(unit, fq.UnitPlan)
     assert (unit.circle.tolist(), unit.weight.tolist()) == ([0, 0, 0, -1], [2, 2, 2, 0])
@@ -115,7 +116,7 @@ def installed(down: Down, own: Tensor, unit: str) -> list[float]:
 
 def test_merging_and_aligning_by_hand() -> None:
     first: dict[Key, Tensor] = {(unit, ((size,),)): torch.zeros(size) for unit, size in SIZES.items()}
-    server = Server(FedDL(interval=0), roster(4), first)
+    server = Server(FedDL(interval=0), roster(4), lambda _: first)
     own = torch.tensor([8.0, 0.0, 16.0, 24.0])
     down = merged(server, own.tolist(), FOUR)
     # eq. 5: 8/4 + 0/4 + 16 * 3/8 + 24/8 = 11; eq. 7: client 3 goes half way from 24, to 17.5; others to 11
@@ -130,12 +131,12 @@ def test_merging_and_aligning_by_hand() -> None:
 
 def schedule(method: FedDL, rounds: int) -> list[int]:
     """The rounds in which whole models are sent, all answers being alike."""
-    state, plan = method.begin(roster(3))
+    state, plan = begun(method, roster(3))
     grouping = []
     for round_ in range(1, rounds + 1):
         if bool(plan.sends("out").all()):
             grouping.append(round_)
-        state, plan = method.next(state, plan, sent(round_, [LEFT] * 3), roster(3))
+        state, plan = learnt(method, state, sent(round_, [LEFT] * 3), roster(3))
     return grouping
 
 
@@ -150,13 +151,13 @@ def test_grouping_rounds_follow_the_decaying_interval() -> None:
 def test_regrouping_starts_again_from_the_bottom() -> None:
     assert schedule(FedDL(interval=1, decay=0.5, regroup_every=4), 16) == [2, 3, 4, 8, 9, 10, 14, 15, 16]
     method = FedDL(interval=0, regroup_every=2)
-    state, plan = method.begin(roster(4))
+    state, plan = begun(method, roster(4))
     for round_ in (1, 2, 3):
-        state, plan = method.next(state, plan, sent(round_, [LEFT, LEFT, RIGHT, RIGHT]), roster(4))
+        state, plan = learnt(method, state, sent(round_, [LEFT, LEFT, RIGHT, RIGHT]), roster(4))
     assert [circles(plan, unit) for unit in "abc"] == [[0, 0, 2, 2]] * 3
-    state, plan = method.next(state, plan, sent(4, [LEFT] * 4), roster(4))  # a round of merging: nobody is looked at
+    state, plan = learnt(method, state, sent(4, [LEFT] * 4), roster(4))  # a round of merging: nobody is looked at
     assert [circles(plan, unit) for unit in "abc"] == [[0, 0, 2, 2]] * 3
-    state, plan = method.next(state, plan, sent(5, [LEFT, RIGHT, LEFT, RIGHT]), roster(4))
+    state, plan = learnt(method, state, sent(5, [LEFT, RIGHT, LEFT, RIGHT]), roster(4))
     assert [circles(plan, unit) for unit in "abc"] == [[0, 1, 0, 1], [-1] * 4, [-1] * 4]
 
 
@@ -164,13 +165,13 @@ def test_what_is_sent_layer_by_layer() -> None:
     # Layer a: all together. Layer b: client 3 is off. Layer c: client 2 too.
     told = {2: [LEFT] * 4, 3: [LEFT, LEFT, LEFT, RIGHT], 4: [LEFT, LEFT, RIGHT, RIGHT]}
     method = FedDL(interval=1, decay=0.5)
-    state, plan = method.begin(roster(4))
+    state, plan = begun(method, roster(4))
     up, down = [], []
     for round_ in range(1, 7):
         moved = traffic(plan, SIZES)
         up.append(moved.up.sum(1).tolist())
         down.append(moved.down.sum(1).tolist())
-        state, plan = method.next(state, plan, sent(round_, told.get(round_, [TORN] * 4)), roster(4))
+        state, plan = learnt(method, state, sent(round_, told.get(round_, [TORN] * 4)), roster(4))
     assert circles(plan, "c") == [0, 0, -1, -1]
     whole = 2 + 3 + 4 + 5
     assert up == [
@@ -187,16 +188,16 @@ def test_what_is_sent_layer_by_layer() -> None:
 def test_two_stay_together_and_identical_answers_too() -> None:
     method = FedDL(interval=0)
     for answers in ([LEFT, RIGHT], [TORN, TORN, TORN]):
-        state, plan = method.begin(roster(len(answers)))
-        _, plan = method.next(state, plan, sent(1, answers), roster(len(answers)))
+        state, plan = begun(method, roster(len(answers)))
+        _, plan = learnt(method, state, sent(1, answers), roster(len(answers)))
         assert circles(plan, "a") == [0] * len(answers)
 
 
 def test_grouping_stops_when_everyone_is_alone() -> None:
     broken = [math.nan, math.nan]
     method = FedDL(interval=0)
-    state, plan = method.begin(roster(3))
-    state, plan = method.next(state, plan, sent(1, [LEFT, broken, broken]), roster(3))
+    state, plan = begun(method, roster(3))
+    state, plan = learnt(method, state, sent(1, [LEFT, broken, broken]), roster(3))
     assert circles(plan, "a") == [-1, -1, -1]
     assert not any(bool(plan.sends(unit).any()) for unit in SIZES)
 
@@ -206,18 +207,18 @@ def test_clients_of_unlike_shapes_never_share() -> None:
     members = tuple(Member(f"c{i}", 10, {}, (0, 1), units) for i, units in enumerate((one, other, one, other)))
     who = Roster(members, 2, 9, common=Split(torch.zeros(1, 1), torch.zeros(1).long()))
     method = FedDL(interval=0)
-    state, plan = method.begin(who)
+    state, plan = begun(method, who)
     for round_ in (1, 2):
-        state, plan = method.next(state, plan, sent(round_, [LEFT] * 4), who)
+        state, plan = learnt(method, state, sent(round_, [LEFT] * 4), who)
         plan.check(who.signatures(), who.names)
     assert (circles(plan, "a"), circles(plan, "b")) == ([0, 0, 0, 0], [0, 1, 0, 1])
 
 
 def grouped(answers: Sequence[list[float]], layers: int) -> tuple[FedDL, dict[str, object], fq.Plan]:
     method = FedDL(interval=0)
-    state, plan = method.begin(roster(len(answers)))
+    state, plan = begun(method, roster(len(answers)))
     for round_ in range(1, layers + 1):
-        state, plan = method.next(state, plan, sent(round_, answers), roster(len(answers)))
+        state, plan = learnt(method, state, sent(round_, answers), roster(len(answers)))
     return method, state, plan
 
 
@@ -225,7 +226,7 @@ def test_a_newcomer_joins_the_closest_groups_and_nobody_else_moves() -> None:
     # D23 = 0.0749, and the newcomer between them: D24 = 0.0360, D34 = 0.0100, both below the mean of the three, 0.0403.
     method, state, before = grouped([LEFT, LEFT, RIGHT, [0.2, 0.8]], layers=2)
     assert circles(before, "b") == [0, 0, 2, 2]
-    _, plan = method.welcome(state, before, roster(5), sent(9, [[0.1, 0.9]], ids=[4]))
+    _, plan = joined(method, state, roster(5), sent(9, [[0.1, 0.9]], ids=[4]))
     for unit in "ab":
         assert circles(plan, unit) == [0, 0, 2, 2, 2]
     unit_plan = plan["a"]
@@ -238,28 +239,28 @@ def test_a_newcomer_joins_the_closest_groups_and_nobody_else_moves() -> None:
 def test_a_newcomer_far_from_all_stays_alone() -> None:
     method, state, before = grouped([[0.9, 0.1], [0.85, 0.15], [0.8, 0.2], [0.85, 0.15]], layers=2)
     assert circles(before, "a") == [0, 0, 0, 0]
-    _, plan = method.welcome(state, before, roster(5), sent(9, [RIGHT], ids=[4]))
+    _, plan = joined(method, state, roster(5), sent(9, [RIGHT], ids=[4]))
     assert circles(plan, "a") == [0, 0, 0, 0, -1]
     assert not bool(plan.sends("a")[4])
 
 
 def test_a_newcomer_that_sent_nothing_whole_is_asked_to() -> None:
-    method, state, before = grouped([LEFT, LEFT, RIGHT, RIGHT], layers=1)
-    state, plan = method.welcome(state, before, roster(5), Sent(9, ()))
+    method, state, _ = grouped([LEFT, LEFT, RIGHT, RIGHT], layers=1)
+    state, plan = joined(method, state, roster(5), Updates(9, ()))
     assert circles(plan, "a") == [0, 0, 2, 2, -1]
     state |= {"done": True}  # a round of merging: only the newcomer is looked at
-    _, plan = method.next(state, plan, sent(10, [LEFT], ids=[4]), roster(5))
+    _, plan = learnt(method, state, sent(10, [LEFT], ids=[4]), roster(5))
     assert circles(plan, "a") == [0, 0, 2, 2, 0]
 
 
 def test_whoever_was_away_is_asked_and_placed_when_it_comes() -> None:
     method = FedDL(interval=1, decay=0.0)
-    state, plan = method.begin(roster(4))
-    state, plan = method.next(state, plan, sent(1, [LEFT], ids=[0]), roster(4))
-    state, plan = method.next(state, plan, sent(2, [LEFT, RIGHT, LEFT], ids=[0, 1, 3]), roster(4))
+    state, plan = begun(method, roster(4))
+    state, plan = learnt(method, state, sent(1, [LEFT], ids=[0]), roster(4))
+    state, plan = learnt(method, state, sent(2, [LEFT, RIGHT, LEFT], ids=[0, 1, 3]), roster(4))
     assert circles(plan, "a") == [0, -1, -1, 0]
     assert bool(plan.sends("out")[2])
-    state, plan = method.next(state, plan, sent(3, [LEFT, LEFT], ids=[0, 2]), roster(4))
+    state, plan = learnt(method, state, sent(3, [LEFT, LEFT], ids=[0, 2]), roster(4))
     assert circles(plan, "a") == [0, -1, 0, 0]
     assert circles(plan, "b") == [0, -1, 0, 0]  # 3 was away this time: what it answered last is taken
 
@@ -316,9 +317,9 @@ def test_it_wins_where_groups_differ_by_layer() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"^feddl compares models on samples that the server holds, and there are"):
-        FedDL().begin(Roster(roster(2).members, 2, 9))
+        begun(FedDL(), Roster(roster(2).members, 2, 9))
     with pytest.raises(ValueError, match=r"^client 'client-0' has one layer, its output, which FedDL never shares"):
-        FedDL().begin(roster(2, units=["out"]))
+        begun(FedDL(), roster(2, units=["out"]))
     with pytest.raises(ValueError, match=r"interval=-1 must be 0 or more"):
         FedDL(interval=-1)
     with pytest.raises(ValueError, match=r"decay=1 from 0 to below 1"):

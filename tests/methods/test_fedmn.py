@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+from server_half import begun, changed, joined
 from torch import Tensor, nn
 
 from fedquilt.client import Client
 from fedquilt.federation import Federation
-from fedquilt.messages import Block, Member, Roster, Sent, Up
+from fedquilt.messages import Block, Member, Roster, Up, Updates
 from fedquilt.methods import FedAvg, Local, Method
 from fedquilt.methods.fedmn import FedMN, against_one_route
 from fedquilt.models import MODELS
@@ -82,7 +83,7 @@ def sends(server: Server, values: Mapping[str, list[float]], active: list[list[i
 def test_merging_by_hand() -> None:
     roster = small_roster()
     first = {(unit, s): torch.zeros(len(s) and s[0][0]) for unit, s in roster.members[0].units.items()}
-    server = Server(FedMN(blocks=(1, 2)), roster, first)
+    server = Server(FedMN(blocks=(1, 2)), roster, lambda _: first)
     # Round 1: all open, so all send all blocks; route: clients 0 and 1 keep output.0, client 2 keeps output.1.
     mine = {"encoder.0": [1.0, 2.0, 3.0], "output.0": [4.0, 8.0, 100.0], "output.1": [-7.0, -7.0, 5.0]}
     server.merge([sends(server, mine, [[1, 1, 0], [1, 1, 0], [1, 0, 1]])])
@@ -295,20 +296,20 @@ def test_each_device_generation_has_its_own_pool() -> None:
 def test_a_newcomer_starts_with_all_blocks_and_leaves_the_others_circles_alone() -> None:
     method, roster = FedMN(blocks=(1, 2)), small_roster(4, samples=(10, 30, 60, 5))
     early = replace(roster, members=roster.members[:3])
-    state, plan = method.begin(early)
+    state, plan = begun(method, early)
     state = {**state, "active": {**state["active"], "output.1": torch.tensor([False, True, False])}}
-    state, plan = method.welcome(state, plan, roster, Sent(0, ()))
+    state, plan = joined(method, state, roster, Updates(0, ()))
     assert plan["output.0"].lists["circle"] == [0, 0, 0, 0]
     assert plan["output.1"].lists == {"circle": [-1, 0, -1, 0], "weight": [0, 30, 0, 5], "pull": [0, 1, 0, 1]}
 
 
 def test_a_client_with_a_new_model_starts_with_all_blocks_and_the_others_keep_theirs() -> None:
     method, before = FedMN(blocks=(1, 2)), small_roster()
-    state, plan = method.begin(before)
+    state, plan = begun(method, before)
     state = {**state, "active": {**state["active"], "output.1": torch.tensor([False, True, False])}}
-    changed = replace(before.members[0], units={**before.members[0].units, "encoder.0": ((7,),)})
-    after = replace(before, members=(changed, *before.members[1:]))
-    state, plan = method.declared(state, plan, before, after)
+    other = replace(before.members[0], units={**before.members[0].units, "encoder.0": ((7,),)})
+    after = replace(before, members=(other, *before.members[1:]))
+    state, plan = changed(method, state, before, after)
     assert plan["encoder.0"].lists["circle"] == [0, 1, 1]  # another shape, another circle
     assert plan["output.1"].lists["circle"] == [0, 0, -1]
     assert method.describe(state, plan, after) == {"blocks_in_use": pytest.approx(8 / 9), "selections_of_blocks": 2}

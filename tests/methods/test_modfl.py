@@ -8,10 +8,11 @@ from functools import partial
 import pytest
 import torch
 from crossed import TwoModules, crossed
+from server_half import begun, joined, learnt
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt.messages import Block, Member, Roster, Sent, Up
+from fedquilt.messages import Block, Member, Roster, Up, Updates
 from fedquilt.methods import METHODS, Method
 from fedquilt.methods.cohorts import Task, by_updates, nothing_known
 from fedquilt.methods.modfl import ModFL
@@ -70,7 +71,7 @@ def test_the_example_of_the_paper_by_hand() -> None:
         ("configuration", GEN2): torch.zeros(2),
         ("operation", HEAD): torch.zeros(1),
     }
-    server = Server(ModFL(), EXAMPLE, first)
+    server = Server(ModFL(), EXAMPLE, lambda _: first)
     gen1 = up(1, (0, 1), configuration=[[1.0], [5.0]], operation=[[3.0], [1.0]])
     gen2 = up(1, (2, 3), configuration=[[2.0, 0.0], [8.0, 3.0]], operation=[[9.0], [8.0]])
     server.merge([gen1, gen2])
@@ -158,10 +159,10 @@ def test_cohorts_are_found_where_few_take_part() -> None:
     assert result.federation.server.state["known"]["operation"]["decided"].all()
 
 
-def looked_at(copies: Mapping[int, list[float]], received: Mapping[int, list[float]], round_: int = 1) -> Sent:
+def looked_at(copies: Mapping[int, list[float]], received: Mapping[int, list[float]], round_: int = 1) -> Updates:
     ids = tuple(copies)
     sent = up(round_, ids, head=list(copies.values()))
-    return Sent(round_, (sent,), held=lambda _, who: torch.tensor([received[i] for i in who.tolist()]))
+    return Updates(round_, (sent,), held=lambda _, who: torch.tensor([received[i] for i in who.tolist()]))
 
 
 TASK: Task = (("head", ((2,),)),)
@@ -211,7 +212,7 @@ def test_a_newcomer_waits_until_it_is_heard() -> None:
     newcomer = Member("late", 11, {"device": "old", "cohort": "south"}, (0, 1), roster.members[0].units)
     longer = Roster((*roster.members, newcomer), roster.classes, roster.rounds)
     before = circles(server.plan, "operation")
-    _, plan = method.welcome(server.state, server.plan, longer, Sent(4, ()))
+    _, plan = joined(method, server.state, longer, Updates(4, ()))
     assert circles(plan, "operation")[:8] == before
     assert circles(plan, "operation")[8] not in before
     assert plan.sends("operation").tolist() == [True] * 9  # it is asked for its copy
@@ -222,7 +223,7 @@ def test_every_few_rounds() -> None:
     method = ModFL(by={"head": "found"}, every=3, cohorts=2)
     members = tuple(Member(f"c{i}", 10, {}, (0, 1), {"head": ((2,),)}) for i in range(4))
     roster = Roster(members, 2, 9)
-    state, plan = method.begin(roster)
+    state, plan = begun(method, roster)
     assert circles(plan, "head") == [0, 0, 0, 0]
     ways = {i: [1.0, 0.1 * i] if i < 2 else [0.1 * i, 1.0] for i in range(4)}
     crossways = {i: [0.0, 1.0] if i in (0, 2) else [1.0, 0.0] for i in range(4)}
@@ -230,7 +231,7 @@ def test_every_few_rounds() -> None:
     for round_ in range(1, 8):
         received = {i: [0.0, 0.0] for i in range(4)}
         sent = looked_at(ways if round_ < 5 else crossways, received, round_)
-        state, plan = method.next(state, plan, sent, roster)
+        state, plan = learnt(method, state, sent, roster)
         seen.append(circles(plan, "head"))
     assert seen == [[0, 0, 1, 1]] * 6 + [[1, 0, 1, 0]]  # clustered after rounds 1, 4 and 7
 
@@ -238,11 +239,11 @@ def test_every_few_rounds() -> None:
 def test_a_client_that_sends_no_numbers_keeps_its_cohort() -> None:
     method = ModFL(by={"head": "found"}, every=1, cohorts=2)
     roster = Roster(tuple(Member(f"c{i}", 10, {}, (0, 1), {"head": ((2,),)}) for i in range(4)), 2, 9)
-    state, plan = method.begin(roster)
+    state, plan = begun(method, roster)
     ways = {i: [1.0, 0.1 * i] if i < 2 else [0.1 * i, 1.0] for i in range(4)}
     for round_, copies in enumerate([ways, ways | {3: [float("nan"), 0.0]}], start=1):
         sent = looked_at(copies, {i: [0.0, 0.0] for i in range(4)}, round_)
-        state, plan = method.next(state, plan, sent, roster)
+        state, plan = learnt(method, state, sent, roster)
         assert circles(plan, "head") == [0, 0, 1, 1]
 
 
@@ -254,7 +255,7 @@ def test_any_number_of_modules_and_groupings() -> None:
     traits = [{"device": d, "site": s} for d, s in (("a", "x"), ("b", "x"), ("a", "y"), ("b", "y"))]
     roster = Roster(tuple(Member(f"c{i}", 10, t, (0, 1), units) for i, t in enumerate(traits)), 2, 9)
     by = {"conv*": "device", "norm": "private", "fc": "everyone", "out": "site", "*": "private"}
-    _, plan = ModFL(by=by).begin(roster)
+    _, plan = begun(ModFL(by=by), roster)
     assert {unit: circles(plan, unit) for unit in units} == {
         "conv1": [0, 1, 0, 1],
         "conv2": [0, 1, 0, 1],
@@ -268,7 +269,7 @@ def test_modules_of_unlike_tasks_share_no_circle() -> None:
     small, large = {"configuration": ((2,),), "operation": ((3,),)}, {"configuration": ((2,),), "operation": ((5,),)}
     kinds = (small, large, small, large)
     members = tuple(Member(f"c{i}", 10, {"device": "a", "cohort": "x"}, (0, 1), units) for i, units in enumerate(kinds))
-    _, plan = ModFL().begin(Roster(members, 2, 9))
+    _, plan = begun(ModFL(), Roster(members, 2, 9))
     assert (circles(plan, "configuration"), circles(plan, "operation")) == ([0, 0, 0, 0], [0, 1, 0, 1])
 
 
@@ -302,11 +303,11 @@ def test_it_wins_where_device_and_cohort_are_crossed() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"the module 'fc' is in no circle; add it to `by` \(e.g. by.fc=cohort\)"):
-        ModFL().begin(Roster((Member("a", 1, {}, (0,), {"fc": ((1,),)}),), 2, 1))
+        begun(ModFL(), Roster((Member("a", 1, {}, (0,), {"fc": ((1,),)}),), 2, 1))
     with pytest.raises(ValueError, match=r"^client 'a' declares no trait 'device'"):
-        ModFL().begin(Roster((Member("a", 1, {}, (0,), {"configuration": ((1,),)}),), 2, 1))
+        begun(ModFL(), Roster((Member("a", 1, {}, (0,), {"configuration": ((1,),)}),), 2, 1))
     with pytest.raises(ValueError, match=r"circles by affinity compare models on samples that the server holds"):
-        ModFL(by={"*": "affinity"}).begin(EXAMPLE)
+        begun(ModFL(by={"*": "affinity"}), EXAMPLE)
     with pytest.raises(ValueError, match=r"cohorts=3, but no module has its cohorts found"):
         ModFL(cohorts=3)
     with pytest.raises(ValueError, match=r"cohorts=1 is one circle for all"):

@@ -17,7 +17,7 @@ from fedquilt.methods.score_sharing import ScoreSharing
 from fedquilt.models.scoring import ScoringModel
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
-from fedquilt.sharing import Sum, median
+from fedquilt.sharing import median
 from fedquilt.training.settings import Training
 
 # Three users with the labels {0, 1}, {1, 2}, {2, 3}, and eight public samples A to H: six of the reference with the
@@ -111,7 +111,6 @@ def test_the_worked_example_normalised() -> None:
 
 def test_the_worked_example_to_the_letter() -> None:
     fed = federation(worked_example(), normalise=False)
-    assert fed.server.rule == Sum()
     fed.step()
     # f = alpha s: halves for users 1 and 2, s for user 3. Label 1: 1/2 * s_1/2 + 1 * s_2/2. A: 0.2 + 0.3.
     torch.testing.assert_close(consensus(fed.server, 1), 0.25 * USER_1 + 0.5 * USER_2)
@@ -229,10 +228,15 @@ def test_a_large_alpha_is_the_mean_of_this_rounds_scores() -> None:
     torch.testing.assert_close(consensus(fed.server, 1), (0.5 * USER_1 + USER_2) / 1.5, rtol=1e-4, atol=1e-5)
 
 
-def test_robust_merges_go_with_the_mean_but_not_with_the_sum() -> None:
-    Federation(worked_example(), ScoreSharing(), engine="sequential", rule=median).step()
-    with pytest.raises(ValueError, match="is a sum"):
-        Federation(worked_example(), ScoreSharing(normalise=False), engine="sequential", rule=median)
+@pytest.mark.parametrize("normalise", [True, False])
+def test_robust_merges_go_with_the_mean_and_with_the_sum(normalise: bool) -> None:
+    fed = Federation(
+        worked_example(), ScoreSharing(normalise=normalise), engine="sequential", device="cpu", rule=median
+    )
+    fed.step()
+    # The median of two is their mean, without weights; to the letter it counts as often as beta sums to, 1/2 + 1.
+    parts, scale = (USER_1 + USER_2) / 4, (1 / 1.5 if normalise else 1.5)
+    torch.testing.assert_close(consensus(fed.server, 1), parts * scale)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ def unit_plans(draw: st.DrawFn, clients: int) -> UnitPlan:
     row = st.integers(-1, 3)
     weight = st.floats(0, 100, width=32)
     pull = st.floats(0, 1, width=32)
-    return UnitPlan(*(draw(st.lists(kind, min_size=clients, max_size=clients)) for kind in (row, weight, pull)))
+    drawn = [draw(st.lists(kind, min_size=clients, max_size=clients)) for kind in (row, weight, pull)]
+    return UnitPlan(drawn[0], drawn[1], drawn[2], draw(st.sampled_from([None, 4])))
 
 
 @st.composite

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from fedquilt.messages import Member, Roster, Sent
-from fedquilt.sharing import Plan, Rule
+from fedquilt.messages import Member, Roster, Updates
+from fedquilt.sharing import Plan
 from fedquilt.training.objective import Objective, cross_entropy
 from fedquilt.units import Unit, cut
 
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from fedquilt.view import StackView
 
 State = dict[str, Any]  # tensors, numbers, texts, lists and dicts of these: a checkpoint is save(state)
+
+
+class Heard(NamedTuple):
+    """What a merge heard in each circle: the weight of the copies merged, and the share of its members they are of."""
+
+    weight: Tensor  # (C, 1)
+    share: Tensor  # (C, 1)
 
 
 @dataclass(frozen=True)
@@ -85,38 +92,45 @@ class Method:
 
     # --- server half ---------------------------------------------------------------------------------------------
 
-    def merging(self, rule: Rule) -> Rule:
-        """The rule by which copies are merged, given the one that was asked for."""
-        return rule
-
-    def begin(self, roster: Roster) -> tuple[State, Plan]:
-        """The first plan, and whatever the server half has to remember."""
-        raise NotImplementedError
-
-    def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
-        """The plan by which what was sent is merged and installed, and which says what the next round sends."""
-        return state, plan
-
-    def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
-        """What the server half tells clients beside values of units: (k, ...) for the clients of these numbers."""
+    def begin(self, roster: Roster) -> State:
+        """What the server half remembers before the first round."""
         return {}
 
-    def declared(self, state: State, plan: Plan, before: Roster, roster: Roster) -> tuple[State, Plan]:
-        """Clients have changed (model, labels, data): the plan of the coming round.
+    def learn(self, state: State, updates: Updates, roster: Roster) -> State:
+        """What it remembers after a round, from what was sent. Returning the state as it was leaves the plan too."""
+        return state
 
-        By default the plan stays while models are cut as before, and is written anew where they are not.
+    def plan(self, state: State, roster: Roster) -> Plan:
+        """Who shares what with whom: a function of the state and of who is there.
+
+        By the plan that follows from what was learnt in a round, what was sent in it is merged and installed, and the
+        next round's clients are told what to send.
         """
-        pairs = zip(before.members, roster.members, strict=True)
-        return (state, plan) if all(old.units == new.units for old, new in pairs) else self.begin(roster)
+        raise NotImplementedError
+
+    def update(
+        self, unit: str, held: Tensor, merged: Tensor, heard: Heard, memory: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:  # fmt: skip
+        """What the circles' values of a unit become, (C, size), and what is remembered of them for the next time.
+
+        `held` are the values until now, `merged` what the merge made of the copies that were sent. `memory` holds
+        tensors (C, size) by name, empty at first; they go with their circles. Circles that nobody was heard in keep
+        value and memory, whatever is returned for them.
+        """
+        return merged, memory
+
+    def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
+        """What clients are told beside values of units: (k, ...) for the clients of these numbers, of one family."""
+        return {}
+
+    def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
+        """What is remembered when clients have changed (model, labels, data), or the last of the roster is new.
+
+        `updates` holds what a newcomer has to show. By default the server half starts anew, which is right wherever
+        plans follow from what clients declare.
+        """
+        return self.begin(roster)
 
     def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
         """What a run's summary says about the method beside scores and bytes: numbers and texts by name."""
         return {}
-
-    def welcome(self, state: State, plan: Plan, roster: Roster, sent: Sent) -> tuple[State, Plan]:
-        """A newcomer, the last of the roster, joins without regrouping the others; `sent` holds its own first copies.
-
-        By default the plan is written anew for the longer roster, which is right wherever plans follow from what
-        clients declare.
-        """
-        return self.begin(roster)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedquilt.messages import Sent
+from fedquilt.messages import Updates
 from fedquilt.sharing import affinity, circles_by_trait, cluster_updates, cosine_distance, group_by_affinity, keep_ids
 from fedquilt.sharing.circles import Linkage
 from fedquilt.sharing.sums import finite_rows
@@ -44,7 +44,7 @@ def with_newcomer(known: Known, tasks: Sequence[Task]) -> Known:
 
 
 def by_updates(
-    known: Known, tasks: Sequence[Task], sent: Sent, due: bool, number: int | None, hysteresis: float
+    known: Known, tasks: Sequence[Task], sent: Updates, due: bool, number: int | None, hysteresis: float
 ) -> Known:
     """Cluster the clients that sent their module by their updates, task by task, where it is `due`.
 
@@ -97,7 +97,7 @@ def nearest(updates: Tensor, centres: Tensor) -> Tensor:
     return cosine_distance(torch.cat([updates, centres]))[: len(updates), len(updates) :].argmin(1)
 
 
-def _copies(task: Task, tasks: Sequence[Task], sent: Sent) -> tuple[Tensor, Tensor]:
+def _copies(task: Task, tasks: Sequence[Task], sent: Updates) -> tuple[Tensor, Tensor]:
     """Who of a task sent its module, (k,), and their copies, (k, size); who sent no finite numbers is left out."""
     ids, copies = [torch.zeros(0, dtype=torch.int64)], []
     for up in sent.ups if task else ():
@@ -112,7 +112,7 @@ def _copies(task: Task, tasks: Sequence[Task], sent: Sent) -> tuple[Tensor, Tens
     return torch.cat(ids), torch.cat(copies) if copies else torch.zeros(0, 0)
 
 
-def _received(task: Task, sent: Sent, ids: Tensor) -> Tensor:
+def _received(task: Task, sent: Updates, ids: Tensor) -> Tensor:
     """(k, size) what clients of a task had of their module before they trained."""
     return torch.cat([sent.received(unit, ids) for unit, _ in task], 1)
 

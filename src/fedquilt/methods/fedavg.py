@@ -33,9 +33,6 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
 
-    def begin(self, roster: Roster) -> tuple[State, Plan]:
+    def plan(self, state: State, roster: Roster) -> Plan:
         samples = roster.samples
-        return {}, Plan({unit: UnitPlan(circles_of_shape(roster, unit), samples) for unit in roster.units})
-
-    def declared(self, state: State, plan: Plan, before: Roster, roster: Roster) -> tuple[State, Plan]:
-        return state, self.begin(roster)[1]
+        return Plan({unit: UnitPlan(circles_of_shape(roster, unit), samples) for unit in roster.units})

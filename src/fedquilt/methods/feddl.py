@@ -29,7 +29,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.messages import Roster, Sent
+from fedquilt.messages import Roster, Updates
 from fedquilt.methods.base import Method, State
 from fedquilt.sharing import Plan, UnitPlan, affinity, group_by_affinity, refine
 from fedquilt.sharing.circles import Linkage
@@ -60,7 +60,7 @@ class FedDL(Method):
         if self.regroup_every is not None and self.regroup_every < 1:
             raise ValueError(f"feddl: regroup_every={self.regroup_every} never rests; give 1 or more rounds, or None")
 
-    def begin(self, roster: Roster) -> tuple[State, Plan]:
+    def begin(self, roster: Roster) -> State:
         if roster.common is None or len(roster.common) == 0:
             raise ValueError(
                 "feddl compares models on samples that the server holds, and there are none; give the scenario "
@@ -72,7 +72,7 @@ class FedDL(Method):
                     f"client '{member.name}' has one layer, its output, which FedDL never shares: cut its model into "
                     "layers, or use the method 'local'"
                 )
-        state: State = {
+        return {
             "step": 0,
             "interval": float(self.interval),
             "done": False,
@@ -81,19 +81,18 @@ class FedDL(Method):
             "answers": torch.zeros(len(roster), len(roster.common), roster.classes),
             "heard": torch.zeros(len(roster), dtype=torch.bool),
         }
-        return state, self._plan(state, roster)
 
-    def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
+    def learn(self, state: State, updates: Updates, roster: Roster) -> State:
         """Algorithm 2, lines 4-13; merging (line 10) and aligning (line 11) follow from the plan."""
         state, due = dict(state), self._due(state)
-        if bool(self._looked_at(state)[sent.ids].any()):
-            state, divergence = self._listen(state, sent, roster)
+        if bool(self._looked_at(state)[updates.ids].any()):
+            state, divergence = self._listen(state, updates, roster)
             if due:
                 if state["done"]:
                     state |= {"circle": [], "freq": [], "interval": float(self.interval)}
                 state |= self._group(state, divergence, roster)
         state["step"] += 1
-        return state, self._plan(state, roster)
+        return state
 
     def _group(self, state: State, divergence: Tensor, roster: Roster) -> State:
         """Lines 6-8: one more layer is shared, in groups that split those of the layer below."""
@@ -109,8 +108,11 @@ class FedDL(Method):
             "done": last or not bool(_with_others(circle).any()),
         }
 
-    def welcome(self, state: State, plan: Plan, roster: Roster, sent: Sent) -> tuple[State, Plan]:
+    def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
         """Section 7: existing groups are as one user each, and the newcomer finds its place among them."""
+        if len(roster) == len(before):
+            same = all(old.units == new.units for old, new in zip(before.members, roster.members, strict=True))
+            return state if same else self.begin(roster)
         out, nothing = torch.tensor([-1]), torch.tensor([0])
         state = {
             **state,
@@ -119,9 +121,9 @@ class FedDL(Method):
             "answers": torch.cat([state["answers"], torch.zeros_like(state["answers"][:1])]),
             "heard": torch.cat([state["heard"], torch.tensor([False])]),
         }
-        if set(sent.units) >= set(roster.members[-1].units):
-            state, _ = self._listen(state, sent, roster)
-        return state, self._plan(state, roster)
+        if set(updates.units) >= set(roster.members[-1].units):
+            state, _ = self._listen(state, updates, roster)
+        return state
 
     def _due(self, state: State) -> bool:
         """Whether the coming round groups a layer (Algorithm 2, line 5)."""
@@ -129,7 +131,7 @@ class FedDL(Method):
             return self.regroup_every is not None and bool(state["step"] >= self.regroup_every)
         return bool(state["step"] >= state["interval"])
 
-    def _plan(self, state: State, roster: Roster) -> Plan:
+    def plan(self, state: State, roster: Roster) -> Plan:
         """What the groups say: circle = group, weight = freq (eq. 6), pull = lambda (eq. 8); whole models if asked."""
         private = torch.full((len(roster),), -1)
         circles = {unit: private.clone() for unit in roster.units}
@@ -150,13 +152,13 @@ class FedDL(Method):
             return torch.ones_like(state["heard"])
         return _with_others(state["circle"][-1]) | _waiting(state)
 
-    def _listen(self, state: State, sent: Sent, roster: Roster) -> tuple[State, Tensor]:
+    def _listen(self, state: State, updates: Updates, roster: Roster) -> tuple[State, Tensor]:
         """Eq. 1-3: run the whole models that were sent on the common samples; the divergence of all heard so far.
 
         Who was not heard before finds its place among the groups that there are.
         """
         assert roster.common is not None
-        ids, probabilities = sent.probabilities(roster.common.x)
+        ids, probabilities = updates.probabilities(roster.common.x)
         waiting = ids[_waiting(state)[ids]].tolist()
         answers, heard = state["answers"].clone(), state["heard"].clone()
         answers[ids], heard[ids] = probabilities.cpu(), True

@@ -1,7 +1,7 @@
 """FedMN (Wang et al. 2022): a pool of blocks for all, and a router that picks each client's own from its data.
 
 Equations 1 and 11 are `models.pool.ModulePool`, 5 is `models.gates.binary_concrete`, 7-10 are `models.pool.Router`, 6
-is `objective`; section II-E is `_plan`. A client trains, sends and receives only the blocks its route puts to use, and
+is `objective`; section II-E is `plan`. A client trains, sends and receives only the blocks its route puts to use, and
 the router.
 
 Deviations, each because the letter does not do what it is for:
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from fedquilt.messages import Member, Roster, Sent
+from fedquilt.messages import Member, Roster, Updates
 from fedquilt.methods.base import Method, Prepared, State
 from fedquilt.methods.fedavg import circles_of_shape
 from fedquilt.models.gates import Gates, active_blocks, block_names, check_blocks, decide, paths
@@ -150,14 +150,13 @@ class FedMN(Method):
 
     # --- server half -----------------------------------------------------------------------------------------------
 
-    def begin(self, roster: Roster) -> tuple[State, Plan]:
-        state: State = {"active": {unit: roster.has(unit) for unit in roster.units}, "usual": {}, "round": 0}
-        return state, self._plan(state, roster)
+    def begin(self, roster: Roster) -> State:
+        return {"active": {unit: roster.has(unit) for unit in roster.units}, "usual": {}, "round": 0}
 
-    def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
+    def learn(self, state: State, updates: Updates, roster: Roster) -> State:
         active = {unit: state["active"].get(unit, roster.has(unit)).clone() for unit in roster.units}
         usual = dict(state["usual"])
-        for up in sent.ups:
+        for up in updates.ups:
             units = roster.members[up.ids[0]].units
             if "active" in up.reports:
                 now = up.reports["active"].cpu()  # (k, blocks)
@@ -165,35 +164,26 @@ class FedMN(Method):
                     active[unit][list(up.ids)] = now[:, at]
             if "probabilities" in up.reports:
                 usual[_kind(units)] = up.reports["probabilities"].mean(dim=0).cpu()
-        state = {"active": active, "usual": usual, "round": sent.round}
-        return state, self._plan(state, roster)
+        return {"active": active, "usual": usual, "round": updates.round}
 
     def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
         usual = state["usual"].get(_kind(roster.members[ids[0]].units))
         return {} if usual is None else {"usual": usual.expand(len(ids), -1)}
 
-    def declared(self, state: State, plan: Plan, before: Roster, roster: Roster) -> tuple[State, Plan]:
-        pairs = zip(before.members, roster.members, strict=True)
-        return self._with(state, roster, torch.tensor([old.units != new.units for old, new in pairs]))
-
-    def welcome(self, state: State, plan: Plan, roster: Roster, sent: Sent) -> tuple[State, Plan]:
-        """With all blocks, unless it has said already which of them its route puts to use."""
-        joined, plan = self._with(state, roster, torch.arange(len(roster)) == len(roster) - 1)
-        if not any("active" in up.reports for up in sent.ups):
-            return joined, plan
-        joined = {**self.next(joined, plan, sent, roster)[0], "usual": state["usual"]}  # the others' habits stay
-        return joined, self._plan(joined, roster)
-
-    def _with(self, state: State, roster: Roster, new: Tensor) -> tuple[State, Plan]:
-        """The plan with new clients, (K,) bool, who start with all blocks; the others keep theirs."""
+    def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
+        """Whoever is new has all blocks, unless it has said already which its route puts to use; others keep theirs."""
+        pairs = zip(before.members, roster.members, strict=False)
+        new = torch.tensor([old.units != new.units for old, new in pairs] + [True] * (len(roster) - len(before)))
         active = {}
         for unit in roster.units:
             known = torch.zeros(len(roster), dtype=torch.bool)
             if unit in state["active"]:
                 known[: len(state["active"][unit])] = state["active"][unit]
             active[unit] = torch.where(new, roster.has(unit), known)
-        state = {**state, "active": active}
-        return state, self._plan(state, roster)
+        joined = {**state, "active": active}
+        if any("active" in up.reports for up in updates.ups):
+            joined = {**self.learn(joined, updates, roster), "usual": state["usual"]}  # the others' habits stay
+        return joined
 
     def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
         blocks = [unit for unit in roster.units if unit not in ("router", "route")]
@@ -204,7 +194,7 @@ class FedMN(Method):
             "selections_of_blocks": len(set(map(tuple, use.tolist()))),
         }
 
-    def _plan(self, state: State, roster: Roster) -> Plan:
+    def plan(self, state: State, roster: Roster) -> Plan:
         """Section II-E: a block is shared by the clients that have it active now, weighted by their samples."""
         within = roster.trait(self.by) if isinstance(self.blocks, Mapping) else None
         opening = state["round"] < self.pretrain

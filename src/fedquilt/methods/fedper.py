@@ -22,7 +22,7 @@ class FedPer(FedAvg):
         if self.personal < 1:
             raise ValueError(f"FedPer with personal={self.personal} has no head of its own: use the method 'fedavg'")
 
-    def begin(self, roster: Roster) -> tuple[State, Plan]:
+    def plan(self, state: State, roster: Roster) -> Plan:
         heads: dict[str, list[int]] = {}  # the clients whose head a unit is in
         for number, member in enumerate(roster.members):
             own = list(member.units)
@@ -38,5 +38,4 @@ class FedPer(FedAvg):
             circle = circles_of_shape(roster, unit)
             circle[owners] = PRIVATE
             at_home[unit] = UnitPlan(circle, roster.samples)
-        _, everything = super().begin(roster)
-        return {}, everything.but(at_home)
+        return super().plan(state, roster).but(at_home)

@@ -16,5 +16,5 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
 
-    def begin(self, roster: Roster) -> tuple[State, Plan]:
-        return {}, nobody(roster.units, len(roster))
+    def plan(self, state: State, roster: Roster) -> Plan:
+        return nobody(roster.units, len(roster))

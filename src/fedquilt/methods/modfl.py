@@ -25,7 +25,7 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import nn
 
-from fedquilt.messages import Roster, Sent
+from fedquilt.messages import Roster, Updates
 from fedquilt.methods.base import Method, State
 from fedquilt.methods.cohorts import Task, by_affinity, by_updates, nothing_known, with_newcomer
 from fedquilt.methods.fedavg import circles_of_shape
@@ -100,41 +100,39 @@ class ModFL(Method):
 
     # --- server half -----------------------------------------------------------------------------------------------
 
-    def begin(self, roster: Roster) -> tuple[State, Plan]:
+    def begin(self, roster: Roster) -> State:
         if AFFINITY in self.by.values() and roster.common is None:
             raise ValueError(
                 "modfl: circles by affinity compare models on samples that the server holds, and there are none; give "
                 "the scenario common=(x, y), or say 'found'"
             )
         known = {pattern: nothing_known(self._tasks(roster, pattern)) for pattern in self._sought}
-        state: State = {"round": 0, "known": known}
-        return state, self._plan(state, roster)
+        return {"round": 0, "known": known}
 
-    def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
-        known, due = dict(state["known"]), self._due(sent.round)
+    def learn(self, state: State, updates: Updates, roster: Roster) -> State:
+        if not self._sought:
+            return state
+        known, due = dict(state["known"]), self._due(updates.round)
         for pattern in self._sought:
             tasks = self._tasks(roster, pattern)
             if self.by[pattern] == FOUND:
-                known[pattern] = by_updates(known[pattern], tasks, sent, due, self.cohorts, self.hysteresis)
-            elif due and sent.ups and roster.common is not None:
-                who, answers = sent.probabilities(roster.common.x)
+                known[pattern] = by_updates(known[pattern], tasks, updates, due, self.cohorts, self.hysteresis)
+            elif due and updates.ups and roster.common is not None:
+                who, answers = updates.probabilities(roster.common.x)
                 known[pattern] = by_affinity(known[pattern], tasks, who, answers, self.linkage)
-        state = {"round": sent.round, "known": known}
-        return state, self._plan(state, roster) if self._sought else plan
+        return {"round": updates.round, "known": known}
 
-    def declared(self, state: State, plan: Plan, before: Roster, roster: Roster) -> tuple[State, Plan]:
-        same = all(old.units == new.units for old, new in zip(before.members, roster.members, strict=True))
-        return (state, self._plan(state, roster)) if same else self.begin(roster)
-
-    def welcome(self, state: State, plan: Plan, roster: Roster, sent: Sent) -> tuple[State, Plan]:
+    def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
+        if len(roster) == len(before):
+            same = all(old.units == new.units for old, new in zip(before.members, roster.members, strict=True))
+            return state if same else self.begin(roster)
         known = {}
-        for pattern, before in state["known"].items():
+        for pattern, of_others in state["known"].items():
             tasks = self._tasks(roster, pattern)
-            known[pattern] = with_newcomer(before, tasks)
-            if self.by[pattern] == FOUND and sent.ups:
-                known[pattern] = by_updates(known[pattern], tasks, sent, False, self.cohorts, self.hysteresis)
-        state = {**state, "known": known}
-        return state, self._plan(state, roster)
+            known[pattern] = with_newcomer(of_others, tasks)
+            if self.by[pattern] == FOUND and updates.ups:
+                known[pattern] = by_updates(known[pattern], tasks, updates, False, self.cohorts, self.hysteresis)
+        return {**state, "known": known}
 
     def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
         """How many cohorts were found, and how well they match the declared ones (adjusted Rand index), by module."""
@@ -147,7 +145,7 @@ class ModFL(Method):
                 facts.setdefault("adjusted_rand", {})[pattern] = adjusted_rand(circle[both], declared[both])
         return facts
 
-    def _plan(self, state: State, roster: Roster) -> Plan:
+    def plan(self, state: State, roster: Roster) -> Plan:
         """Lines 9-15: with whom each module is averaged. Who would not send by that, but is looked at, is asked."""
         plans, asked = {}, {}
         due = self._due(state["round"] + 1)

@@ -39,10 +39,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedquilt.messages import Member, Roster, Sent
-from fedquilt.methods.base import Lesson, Method, Prepared, State
+from fedquilt.messages import Member, Roster, Updates
+from fedquilt.methods.base import Heard, Lesson, Method, Prepared, State
 from fedquilt.models.scoring import NEVER, ScoringModel, label_units
-from fedquilt.sharing import Mean, Plan, Rule, Sum, by_labels, mean, nobody, traffic
+from fedquilt.sharing import Plan, by_labels, mean, nobody, traffic
 from fedquilt.training.objective import Batch, Call, Context, Objective
 from fedquilt.units import Unit
 
@@ -193,40 +193,34 @@ class ScoreSharing(Method):
 
     # --- server half -----------------------------------------------------------------------------------------------
 
-    def merging(self, rule: Rule) -> Rule:
-        if self.normalise:
-            return rule
-        if not isinstance(rule, Mean):
-            raise ValueError(f"score sharing with normalise=False is a sum, which {rule} cannot give; take the mean")
-        return Sum()
+    def update(
+        self, unit: str, held: Tensor, merged: Tensor, heard: Heard, memory: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:  # fmt: skip
+        """The global update: the mean, or to the letter the sum of beta_i f_i."""
+        return merged if self.normalise else merged * heard.weight, memory
 
-    def begin(self, roster: Roster) -> tuple[State, Plan]:
-        state: State = {
+    def begin(self, roster: Roster) -> State:
+        return {
             "round": 0,
             "beta": torch.ones(len(roster), roster.classes),
             "heard": torch.zeros(roster.classes),  # which share of a label's consensus is scores, and not the first 0
         }
-        return state, self._plan(state, roster)
 
-    def next(self, state: State, plan: Plan, sent: Sent, roster: Roster) -> tuple[State, Plan]:
-        owned, ids = _owned(roster), sent.ids
+    def learn(self, state: State, updates: Updates, roster: Roster) -> State:
+        owned, ids = _owned(roster), updates.ids
         heard = (state["heard"] + self._alphas(roster)[:, None]) / (1 + self._alphas(roster)[:, None])  # (K, classes)
-        accuracy = self._accuracy(sent, roster, heard if self._corrects else torch.ones_like(heard))
+        accuracy = self._accuracy(updates, roster, heard if self._corrects else torch.ones_like(heard))
         beta = state["beta"].clone()
         beta[ids] = torch.where(owned.sum(0) > 1, accuracy, 1.0)[ids]
         share = mean(
             heard[ids].T.reshape(-1, 1), torch.arange(roster.classes).repeat_interleave(len(ids)),
             (beta * owned)[ids].T.reshape(-1), roster.classes,
         ).onto(state["heard"][:, None])[:, 0]  # fmt: skip
-        state = {"round": sent.round, "beta": beta, "heard": share}
-        return state, self._plan(state, roster)
+        return {"round": updates.round, "beta": beta, "heard": share}
 
-    def declared(self, state: State, plan: Plan, before: Roster, roster: Roster) -> tuple[State, Plan]:
-        return state, self._plan(state, roster)
-
-    def welcome(self, state: State, plan: Plan, roster: Roster, sent: Sent) -> tuple[State, Plan]:
-        state = {**state, "beta": torch.cat([state["beta"], torch.ones(1, roster.classes)])}
-        return state, self._plan(state, roster)
+    def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
+        new = torch.ones(len(roster) - len(before), roster.classes)
+        return {**state, "beta": torch.cat([state["beta"], new])}
 
     def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
         return {"heard": state["heard"].expand(len(ids), -1)}
@@ -245,7 +239,7 @@ class ScoreSharing(Method):
             "bytes_of_models_a_round": 2 * 4 * int(sizes["model"].sum()),
         }
 
-    def _plan(self, state: State, roster: Roster) -> Plan:
+    def plan(self, state: State, roster: Roster) -> Plan:
         pull = 1 / (1 + self._alphas(roster)) if state["round"] else 0.0  # at first there is nothing to receive
         labels, known = [member.labels for member in roster.members], set(self._reference(roster).tolist())
         for member in roster.members:
@@ -260,13 +254,13 @@ class ScoreSharing(Method):
         asked = {unit: _owned(roster)[:, at] & ~scores.sends(unit) for at, unit in enumerate(scores.units)}
         return nobody(["model", "owned"], len(roster)) | scores.but(asked=asked)
 
-    def _accuracy(self, sent: Sent, roster: Roster, heard: Tensor) -> Tensor:
+    def _accuracy(self, updates: Updates, roster: Roster, heard: Tensor) -> Tensor:
         """(K, classes) how often those who sent are right about the reference samples of each label."""
         labels, classes = self._reference(roster), roster.classes
         owned, of_label = _owned(roster)[:, :, None], labels == torch.arange(classes)[:, None]  # (classes, n)
         scores = torch.full((len(roster), classes, len(labels)), NEVER)
         for label, unit in enumerate(label_units(classes)):
-            ids, values = sent.value(unit)
+            ids, values = updates.value(unit)
             if not len(ids):
                 continue
             if self.scored == "all":

@@ -9,7 +9,7 @@ from fedquilt.sharing.circles import (
     refine,
 )
 from fedquilt.sharing.clusters import cluster_updates, cosine_distance, keep_ids
-from fedquilt.sharing.merge import MERGES, Mean, Rule, Sum, inherit, install, mean, median, merge_unit, pick
+from fedquilt.sharing.merge import MERGES, Mean, Rule, inherit, install, mean, median, merge_unit, pick
 from fedquilt.sharing.patterns import by_labels, by_trait, everyone, nobody
 from fedquilt.sharing.plan import Plan
 from fedquilt.sharing.robust import Krum, Median, TrimmedMean
@@ -28,7 +28,6 @@ __all__ = [
     "MixedUnit",
     "Plan",
     "Rule",
-    "Sum",
     "Sums",
     "Traffic",
     "TrimmedMean",

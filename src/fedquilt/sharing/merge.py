@@ -35,30 +35,14 @@ class Mean:
     tensor([[3.2500]])
     """
 
-    def finish(self, sums: Sums) -> Merged:
-        return sums.mean()
-
     def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
-        return self.finish(Sums.of(values, circle, weight, circles))
-
-
-@dataclass(frozen=True)
-class Sum(Mean):
-    """The weighted sum of each circle, not divided: a bigger circle is louder (score sharing to the letter).
-
-    >>> Sum()(torch.tensor([[1.0], [4.0]]), torch.tensor([0, 0]), torch.tensor([1.0, 3.0]), 1).value
-    tensor([[13.]])
-    """
-
-    def finish(self, sums: Sums) -> Merged:
-        return sums.sum()
+        return Sums.of(values, circle, weight, circles).mean()
 
 
 mean, median = Mean(), Median()
 
 MERGES: dict[str, Callable[..., Rule]] = {
     "mean": Mean,
-    "sum": Sum,
     "median": Median,
     "trimmed-mean": TrimmedMean,
     "krum": Krum,
@@ -80,7 +64,7 @@ def merge_unit(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merge
     """What was sent of one unit, merged by its plan. `parts`: one pair of client numbers and copies per family.
 
     Whoever is not in a part is not heard. The rows of the result are those of `unit.labels`; clients of a mixed unit
-    have a row each. Means and sums add part by part; the robust rules look at all copies together.
+    have a row each. Means add part by part; the robust rules look at all copies together.
 
     >>> from fedquilt.sharing.unitplan import UnitPlan
     >>> unit = UnitPlan(circle=[5, 5, -1, 2], weight=[1, 3, 1, 1])
@@ -95,7 +79,7 @@ def merge_unit(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merge
     parts = [(ids.to(device, non_blocking=True), values) for ids, values in parts if len(ids)]
     if not parts:
         nobody = torch.zeros(here.count, dtype=torch.bool, device=device)
-        return Merged(torch.zeros(here.count, size, device=device), nobody, nobody[:0])
+        return Merged(torch.zeros(here.count, size, device=device), nobody, nobody[:0], nobody.float())
     if isinstance(here, MixedUnit):
         if not isinstance(rule, Mean):
             raise ValueError(f"a mixed unit has no circles, so {rule} cannot merge it; use 'mean', or plan circles")
@@ -106,7 +90,7 @@ def merge_unit(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merge
     else:
         ids, values = (torch.cat(columns) for columns in zip(*parts, strict=True))
         return rule(values, here.row[ids], here.weight[ids], here.count)
-    return rule.finish(sum(sums[1:], sums[0]))
+    return sum(sums[1:], sums[0]).mean()
 
 
 def install(own: Tensor, received: Tensor, pull: Tensor) -> Tensor:

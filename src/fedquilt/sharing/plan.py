@@ -21,6 +21,8 @@ from fedquilt.sharing.unitplan import AnyUnit, MixedUnit, Numbers, UnitPlan
 class Plan:
     """Who shares which unit with whom. `asked[unit][i]`: client i also sends that unit to be looked at, merged or not.
 
+    `offered[unit][i]`: client i is sent the values of all circles of that unit, to choose from.
+
     >>> plan = Plan({"conv": UnitPlan([0, 0, 0], [10, 20, 30]), "head": UnitPlan([-1, -1, -1])})
     >>> print(plan)
     conv       1 circle of 3
@@ -31,9 +33,13 @@ class Plan:
 
     units: Mapping[str, AnyUnit]
     asked: Mapping[str, Tensor]
+    offered: Mapping[str, Tensor]
     clients: int
 
-    def __init__(self, units: Mapping[str, AnyUnit], asked: Mapping[str, Numbers] | None = None) -> None:
+    def __init__(
+        self, units: Mapping[str, AnyUnit], asked: Mapping[str, Numbers] | None = None,
+        offered: Mapping[str, Numbers] | None = None,
+    ) -> None:  # fmt: skip
         if not units:
             raise ValueError("a plan needs at least one unit; cut the model into units first")
         first = next(iter(units))
@@ -47,23 +53,31 @@ class Plan:
             problem = unit.problem()
             if problem:
                 raise ValueError(f"unit '{name}': {problem}")
-        looks: dict[str, Tensor] = {}
-        for name, given in (asked or {}).items():
-            if name not in units:
-                raise ValueError(f"unit '{name}' is asked for but not in the plan; it has {', '.join(units)}")
-            mask = torch.as_tensor(given).detach().to("cpu", torch.bool, copy=True)
-            if mask.shape != (clients,):
+        object.__setattr__(self, "units", MappingProxyType(dict(units)))
+        object.__setattr__(self, "clients", clients)
+        object.__setattr__(self, "asked", self._masks("asked", asked or {}))
+        object.__setattr__(self, "offered", self._masks("offered", offered or {}))
+
+    def _masks(self, what: str, given: Mapping[str, Numbers]) -> Mapping[str, Tensor]:
+        """(K,) bool by unit; units for nobody are left out."""
+        masks: dict[str, Tensor] = {}
+        verb = {"asked": "asked for", "offered": "offered"}[what]
+        for name, numbers in given.items():
+            if name not in self.units:
+                raise ValueError(f"unit '{name}' is {verb} but not in the plan; it has {', '.join(self.units)}")
+            mask = torch.as_tensor(numbers).detach().to("cpu", torch.bool, copy=True)
+            if mask.shape != (self.clients,):
                 raise ValueError(
-                    f"unit '{name}': asked has shape {tuple(mask.shape)} but there are {clients} clients; give one each"
+                    f"unit '{name}': {what} has shape {tuple(mask.shape)} but there are {self.clients} clients; "
+                    "give one each"
                 )
             if bool(mask.any()):
-                looks[name] = mask
-        object.__setattr__(self, "units", MappingProxyType(dict(units)))
-        object.__setattr__(self, "asked", MappingProxyType(looks))
-        object.__setattr__(self, "clients", clients)
+                masks[name] = mask
+        return MappingProxyType(masks)
 
-    def __reduce__(self) -> tuple[type[Plan], tuple[dict[str, AnyUnit], dict[str, Tensor]]]:
-        return Plan, (dict(self.units), dict(self.asked))  # the read-only views themselves cannot be copied
+    def __reduce__(self) -> tuple[type[Plan], tuple[dict[str, Any], ...]]:
+        # the read-only views themselves cannot be copied
+        return Plan, (dict(self.units), dict(self.asked), dict(self.offered))
 
     def __getitem__(self, unit: str) -> AnyUnit:
         if unit not in self.units:
@@ -137,11 +151,13 @@ class Plan:
 
     def but(self, units: Mapping[str, AnyUnit] | None = None, asked: Mapping[str, Numbers] | None = None) -> Plan:
         """A plan with some units changed or added; `asked` replaces what was asked before, None keeps it."""
-        return Plan({**self.units, **(units or {})}, self.asked if asked is None else asked)
+        return Plan({**self.units, **(units or {})}, self.asked if asked is None else asked, self.offered)
 
     def __or__(self, other: Plan) -> Plan:
         """Both plans' units side by side, as in `everyone(base, samples) | nobody(head, clients)`."""
-        return Plan({**self.units, **other.units}, {**self.asked, **other.asked})
+        return Plan(
+            {**self.units, **other.units}, {**self.asked, **other.asked}, {**self.offered, **other.offered}
+        )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -149,9 +165,9 @@ class Plan:
         return (
             isinstance(other, Plan)
             and list(self.units) == list(other.units)
-            and self.asked.keys() == other.asked.keys()
             and all(unit == other.units[name] for name, unit in self.units.items())
-            and all(torch.equal(mask, other.asked[name]) for name, mask in self.asked.items())
+            and _equal(self.asked, other.asked)
+            and _equal(self.offered, other.offered)
         )
 
     __hash__ = None  # type: ignore[assignment]  # equal by content, and tensors cannot be hashed by content
@@ -160,32 +176,39 @@ class Plan:
         width = max(9, *(len(name) for name in self.units)) + 2
         lines = []
         for name, unit in self.units.items():
-            asked = f"; asked of {int(self.asked[name].sum())}" if name in self.asked else ""
-            lines.append(f"{name:<{width}}{unit.describe()}{asked}")
+            more = f"; asked of {int(self.asked[name].sum())}" if name in self.asked else ""
+            if name in self.offered:
+                more += f"; {unit.count} values offered to {int(self.offered[name].sum())}"
+            lines.append(f"{name:<{width}}{unit.describe()}{more}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self.units)} units over {self.clients} clients>\n{self}"
 
     def to_json(self) -> dict[str, Any]:
-        """Lists and numbers only. `asked` lists the clients' numbers and is there when somebody is asked."""
+        """Lists and numbers only. `asked` and `offered` list clients' numbers, and are there when there are such."""
         data: dict[str, Any] = {"units": {name: unit.lists for name, unit in self.units.items()}}
-        if self.asked:
-            data["asked"] = {name: mask.nonzero()[:, 0].tolist() for name, mask in self.asked.items()}
+        for key, masks in (("asked", self.asked), ("offered", self.offered)):
+            if masks:
+                data[key] = {name: mask.nonzero()[:, 0].tolist() for name, mask in masks.items()}
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """The plan that `to_json` wrote; other keys beside `units` and `asked` are left alone."""
+        """The plan that `to_json` wrote; other keys are left alone."""
         units: dict[str, AnyUnit] = {}
         for name, lists in data["units"].items():
             try:
                 units[name] = MixedUnit(**lists) if "matrix" in lists else UnitPlan(**lists)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"unit '{name}': {error}") from error
-        plan = cls(units)
-        asked = {}
-        for name, ids in data.get("asked", {}).items():
-            asked[name] = torch.zeros(plan.clients, dtype=torch.bool)
-            asked[name][ids] = True
-        return plan.but(asked=asked)
+        clients = len(next(iter(units.values()))) if units else 0
+        masks: dict[str, dict[str, Tensor]] = {"asked": {}, "offered": {}}
+        for key, of in masks.items():
+            for name, ids in data.get(key, {}).items():
+                of[name] = torch.zeros(clients, dtype=torch.bool).index_fill_(0, torch.tensor(ids), True)
+        return cls(units, **masks)
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(mask, other[name]) for name, mask in one.items())

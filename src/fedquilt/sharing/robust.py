@@ -31,7 +31,7 @@ class Median:
         # A circle nobody is heard in points at another one's row, or past the end; its value is not used.
         middle = torch.stack([low, high]).clamp(max=max(len(values) - 1, 0))
         found = [s[middle[0]] / 2 + s[middle[1]] / 2 for s in seats.ordered(values)]
-        return Merged(torch.cat(found, 1), seats.count > 0, seats.refused)
+        return Merged(torch.cat(found, 1), seats.count > 0, seats.refused, seats.weight)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class TrimmedMean:
         place = torch.arange(len(values), device=values.device) - seats.start[seats.row]
         kept = seats.seated & (place >= cut[seats.row]) & (place < (seats.count - cut)[seats.row])
         found = [Sums.of(s, seats.row, kept.float(), circles).mean().value for s in seats.ordered(values)]
-        return Merged(torch.cat(found, 1), seats.count > 0, seats.refused)
+        return Merged(torch.cat(found, 1), seats.count > 0, seats.refused, seats.weight)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Krum:
         chosen = Sums.of(values, circle, kept.float(), circles).mean()
         small = count < 2 * self.byzantine + 3
         value = torch.where(small[:, None], middle.value, chosen.value)
-        return Merged(value, count > 0, ~finite)
+        return Merged(value, count > 0, ~finite, middle.weight)
 
 
 def _count(circle: Tensor, counted: Tensor, circles: int) -> Tensor:
@@ -136,6 +136,7 @@ class _Seats:
     row: Tensor  # (k,) the circle sitting at each place; any, where nobody is seated
     seated: Tensor  # (k,) bool
     refused: Tensor  # (k,) bool
+    weight: Tensor  # (C,) what those who count weigh together
 
     @classmethod
     def of(cls, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> _Seats:
@@ -144,7 +145,8 @@ class _Seats:
         circle = torch.where(counted, circle, circles)
         count = _count(circle, counted, circles + 1)[:circles]
         row = circle.sort().values
-        return cls(circle, count.cumsum(0) - count, count, row.clamp(max=circles - 1), row < circles, ~finite)
+        total = weight.new_zeros(circles + 1).index_add_(0, circle, weight)[:circles]
+        return cls(circle, count.cumsum(0) - count, count, row.clamp(max=circles - 1), row < circles, ~finite, total)
 
     def ordered(self, values: Tensor) -> Iterator[Tensor]:
         """Blocks of columns, each (k, block), sorted by circle and then by value."""

@@ -28,6 +28,7 @@ class Merged(NamedTuple):
     value: Tensor  # (C, size)
     heard: Tensor  # (C,) bool
     refused: Tensor  # (k,) bool
+    weight: Tensor  # (C,) the weight of all that was merged
 
     def onto(self, previous: Tensor) -> Tensor:
         """(C, size) the new values, and the previous one where a circle was not heard."""
@@ -85,11 +86,7 @@ class Sums:
         """The weighted means. The only place where anything is divided by a sum of weights."""
         heard = self.weight > 0
         value = self.total / self.weight.clamp(min=_LEAST)[:, None]
-        return Merged(value.float(), heard, self.refused)
-
-    def sum(self) -> Merged:
-        """The weighted sums as they are."""
-        return Merged(self.total.float(), self.weight > 0, self.refused)
+        return Merged(value.float(), heard, self.refused, self.weight.float())
 
 
 def finite_rows(values: Tensor) -> Tensor:

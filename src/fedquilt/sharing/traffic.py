@@ -26,26 +26,28 @@ class Traffic:
     units: tuple[str, ...]
     up: Tensor  # (K, U) int64 values
     down: Tensor  # (K, U)
+    reported: int | Tensor = 0  # (K,) bytes of what each client reports beside units
+    told: int | Tensor = 0  # (K,) bytes of what the server tells it beside units
 
     @property
     def bytes_up(self) -> Tensor:
         """(K,) bytes each client sends."""
-        return self.up.sum(1) * BYTES
+        return self.up.sum(1) * BYTES + self.reported
 
     @property
     def bytes_down(self) -> Tensor:
         """(K,) bytes each client receives."""
-        return self.down.sum(1) * BYTES
+        return self.down.sum(1) * BYTES + self.told
 
     @property
     def total_up(self) -> int:
         """Bytes all clients send."""
-        return int(self.up.sum()) * BYTES
+        return int(self.bytes_up.sum())
 
     @property
     def total_down(self) -> int:
         """Bytes all clients receive."""
-        return int(self.down.sum()) * BYTES
+        return int(self.bytes_down.sum())
 
     def by_unit(self) -> dict[str, tuple[int, int]]:
         """Bytes up and down of each unit, over all clients."""
@@ -56,7 +58,8 @@ class Traffic:
         """Several rounds together."""
         if self.units != other.units or self.up.shape != other.up.shape:
             raise ValueError("traffic adds up only over the same clients and units; count each federation by itself")
-        return Traffic(self.units, self.up + other.up, self.down + other.down)
+        beside = self.reported + other.reported, self.told + other.told
+        return Traffic(self.units, self.up + other.up, self.down + other.down, *beside)
 
 
 def traffic(
@@ -65,7 +68,7 @@ def traffic(
     """What a round under `plan` moves. `sizes`: values in each unit, one number or one per client (0: lacks the unit).
 
     `participants` are the numbers of the clients that take part, or a mask over all; None is everybody. A unit whose
-    circle has one member does not move.
+    circle has one member does not move. A client that is offered a unit receives a value of each circle.
     """
     missing = [unit for unit in plan.units if unit not in sizes]
     if missing:
@@ -79,5 +82,8 @@ def traffic(
     for unit in plan.units:
         size = torch.as_tensor(sizes[unit], dtype=torch.int64).cpu().expand(plan.clients)
         up.append((plan.sends(unit) & part) * size)
-        down.append((plan.receives(unit) & part) * size)
+        values = plan.receives(unit).long()
+        if unit in plan.offered:
+            values = torch.where(plan.offered[unit], plan[unit].count, values)
+        down.append(values * part * size)
     return Traffic(tuple(plan.units), torch.stack(up, 1), torch.stack(down, 1))

@@ -55,14 +55,20 @@ class _Unit:
         if not isinstance(other, _Unit) or type(self) is not type(other) or len(self) != len(other):
             return False
         mine, theirs = self.to("cpu"), other.to("cpu")
-        return all(torch.equal(getattr(mine, key), getattr(theirs, key)) for key in self._defining)
+        same = (torch.equal(getattr(mine, key), getattr(theirs, key)) for key in self._defining)
+        return self.constants == other.constants and all(same)
 
     __hash__ = None  # type: ignore[assignment]  # equal by content, and tensors cannot be hashed by content
 
     @property
+    def constants(self) -> dict[str, Any]:
+        """What defines the unit's plan beside tensors."""
+        return {}
+
+    @property
     def lists(self) -> dict[str, Any]:
-        """The defining tensors as lists."""
-        return {key: getattr(self, key).tolist() for key in self._defining}
+        """The defining tensors as lists, and what else defines it."""
+        return {key: getattr(self, key).tolist() for key in self._defining} | self.constants
 
     def problem(self) -> str | None:
         """What is wrong with the values, as the end of a sentence that names the unit; None when all is well."""
@@ -113,6 +119,8 @@ class UnitPlan(_Unit):
     `circle[i]` is the id of the circle client i shares the unit in, -1: with nobody. `weight[i]` is how much its copy
     counts there, `pull[i]` how far it moves from its own copy to the circle's value (one number stands for all). For a
     private client weight and pull mean nothing and are kept as 0. Values are checked when a `Plan` takes the unit in.
+    `pool` says that there are so many circles, 0, 1, ..., whoever is in them: one that is empty keeps its value, and
+    each starts from first weights of its own draw.
 
     >>> unit = UnitPlan(circle=[0, 0, 7, -1], weight=[1, 3, 5, 9])
     >>> unit.sends.tolist(), unit.members.tolist()      # a circle of one member does not move
@@ -122,10 +130,14 @@ class UnitPlan(_Unit):
     circle: Tensor
     weight: Tensor
     pull: Tensor
+    pool: int | None
     _defining = ("circle", "weight", "pull")
+    _constants = ("count", "whole", "for_all", "pool")
     _tensors = ("circle", "weight", "pull", "labels", "row", "members", "sends", "receives", "taken")
 
-    def __init__(self, circle: Numbers, weight: Numbers | float = 1.0, pull: Numbers | float = 1.0) -> None:
+    def __init__(
+        self, circle: Numbers, weight: Numbers | float = 1.0, pull: Numbers | float = 1.0, pool: int | None = None
+    ) -> None:
         # Copies: a caller that goes on writing into its tensors must not change a plan.
         numbers = torch.as_tensor(circle).detach()
         ids = numbers.to("cpu", torch.int64, copy=True)
@@ -134,6 +146,7 @@ class UnitPlan(_Unit):
         if ids.ndim != 1:
             raise ValueError(f"circle has shape {tuple(ids.shape)}; give one circle id per client")
         object.__setattr__(self, "circle", ids)
+        object.__setattr__(self, "pool", pool)
         for key, given in (("weight", weight), ("pull", pull)):
             vector = torch.as_tensor(given).detach().to("cpu", torch.float32, copy=True)
             if vector.ndim == 0:
@@ -144,11 +157,18 @@ class UnitPlan(_Unit):
                 )
             object.__setattr__(self, key, torch.where(ids == PRIVATE, 0.0, vector))
 
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {} if self.pool is None else {"pool": self.pool}
+
     @cached_property
     def _circles(self) -> tuple[Tensor, Tensor, Tensor]:
         inside = self.circle >= 0
-        labels, dense, members = torch.unique(self.circle[inside], return_inverse=True, return_counts=True)
         row = torch.zeros_like(self.circle)
+        if self.pool is not None:
+            row[inside] = self.circle[inside]
+            return torch.arange(self.pool), row, torch.bincount(self.circle[inside], minlength=self.pool)
+        labels, dense, members = torch.unique(self.circle[inside], return_inverse=True, return_counts=True)
         row[inside] = dense
         return labels, row, members
 
@@ -190,8 +210,10 @@ class UnitPlan(_Unit):
         return self.shared & (self.pull > 0)
 
     def _faults(self) -> Sequence[tuple[Tensor, Callable[[int], str]]]:
+        last = torch.iinfo(torch.int64).max if self.pool is None else self.pool - 1
         return (
             (self.circle < PRIVATE, lambda i: f"the circle {int(self.circle[i])}; ids start at 0, and -1 is private"),
+            (self.circle > last, lambda i: f"the circle {int(self.circle[i])}, which is not in a pool of {self.pool}"),
             (
                 ~(torch.isfinite(self.weight) & (self.weight >= 0)),
                 lambda i: f"the weight {float(self.weight[i]):g}; a weight is a finite number from 0 up",
