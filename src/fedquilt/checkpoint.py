@@ -115,7 +115,7 @@ def federation_state(federation: Federation, tensors: Tensors) -> dict[str, Any]
         seen = [at for at in range(len(crew.clients)) if at not in crew.rest.fresh]
         tensors[f"seen/{i}"], tensors[f"rows/{i}"] = torch.tensor(seen, dtype=torch.int64), crew.rest.take(seen)
         known = fleet._known.get(id(crew.family.template))
-        text["families"].append({"known": known, "at_once": crew.at_once, "engine": crew.engine is not None})
+        text["families"].append({"known": known, "at_once": crew.at_once, "engines": sorted(crew.engines)})
     for ids, memory in federation.memory.items():
         text["memory"].append([list(ids), to_plain(memory, tensors)])
     return text
@@ -138,8 +138,8 @@ def restore_federation(federation: Federation, tensors: Mapping[str, Tensor], te
         crew.at_once = how["at_once"]
         if how["known"] is not None:
             fleet._known[id(crew.family.template)] = (how["known"][0], how["known"][1])
-        if how["engine"]:  # at once, not when it is first used: what a method computes may go through it before that
-            crew.engine = ENGINES[how["known"][0]](fleet._recipe(crew))
+        for number in how["engines"]:  # at once: whether what a step computes is stacked depends on them
+            crew.engines[number] = ENGINES[how["known"][0]](fleet._recipe(crew, number))
     for ids, memory in text["memory"]:
         federation.memory[tuple(ids)] = from_plain(memory, tensors)
 

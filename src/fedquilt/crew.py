@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -11,9 +11,8 @@ from torch import Tensor
 
 from fedquilt.client import Client, Split
 from fedquilt.messages import Block, Down
-from fedquilt.methods.base import Lesson
 from fedquilt.rest import Rest
-from fedquilt.stacks import Family
+from fedquilt.stacks import Family, Layout
 from fedquilt.training.engine import Engine, Samples
 from fedquilt.view import Table, where_public
 
@@ -27,10 +26,9 @@ class Crew:
     rest: Rest
     samples: Samples
     tables: dict[str, Table]
-    engine: Engine | None = None
+    engines: dict[int, Engine] = field(default_factory=dict)  # by the number of the step that they train
     at_once: int = 0
-    lesson: Lesson | None = None
-    teacher: Engine | None = None
+    loss: Tensor | None = None  # (k,) of those who trained last, their mean over the steps of the last training
     scratch: Tensor | None = None  # on a GPU, where chosen clients train: one place, so that graphs can be replayed
     tried: bool = False  # whether the model has been seen to take these samples and labels
 
@@ -101,12 +99,23 @@ def blocks_of(family: Family, rows: Tensor, send: Mapping[str, Tensor]) -> tuple
     return tuple(blocks)
 
 
-def scale_of(family: Family, rates: Mapping[str, Tensor], k: int) -> Tensor | None:
+def write(layout: Layout, rows: Tensor, found: Mapping[str, Tensor]) -> None:
+    """Write what a step gave, (k, ...) by unit or state, into the rows."""
+    for unit, value in found.items():
+        if unit not in layout.ranges:
+            raise KeyError(
+                f"a step writes '{unit}', which no unit or state is called; there are {', '.join(layout.ranges)}. What "
+                "is meant for the server is named in the step's `reports`"
+            )
+        for own, part in layout.pieces(rows, value.reshape(len(rows), -1), unit):
+            own.copy_(part)
+
+
+def scale_of(family: Family, rates: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
     """Multipliers of the learning rate, (k, parameters), from those of units; None where all are 1."""
     if not rates:
         return None
-    first = next(iter(rates.values()))
-    scale = torch.ones(k, family.layout.parameters, device=first.device)
+    scale = torch.ones(len(rows), family.layout.parameters, device=rows.device)
     for unit, rate in rates.items():
         for start, stop in family.layout.ranges[unit]:
             if stop <= family.layout.parameters:
@@ -114,11 +123,16 @@ def scale_of(family: Family, rates: Mapping[str, Tensor], k: int) -> Tensor | No
     return scale
 
 
-def resting_of(family: Family, rates: Mapping[str, Tensor], rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Buffers of units with rates, (k, size): a view, a copy, and for whom the unit is frozen: they rest too."""
+def resting_of(
+    family: Family, trained: Collection[str], rates: Mapping[str, Tensor], rows: Tensor
+) -> list[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+    """Buffers of units that do not train: a view (k, size), a copy, and for whom the unit rests, (k,)."""
+    everybody = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    still = {unit: rate.to(rows.device) == 0 for unit, rate in rates.items()}
+    still |= {unit.name: everybody for unit in family.layout.units if unit.name not in trained}
     return [
-        (rows[:, start:stop], rows[:, start:stop].clone(), rate.to(rows.device) == 0)
-        for unit, rate in rates.items()
+        (rows[:, start:stop], rows[:, start:stop].clone(), who)
+        for unit, who in still.items()
         for start, stop in family.layout.ranges[unit]
-        if start >= family.layout.parameters
+        if family.layout.parameters <= start < family.layout.trained
     ]

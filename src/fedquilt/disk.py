@@ -35,6 +35,7 @@ from fedquilt.checkpoint import (
 from fedquilt.federation import Federation, RoundReport
 from fedquilt.lock import Lock
 from fedquilt.messages import Member
+from fedquilt.parts import model_of
 from fedquilt.results import Evaluation, Row
 from fedquilt.runfile import (
     FORMAT,
@@ -273,6 +274,6 @@ def load_model(folder: str | Path, client: str) -> nn.Module:
         load_own_file(own[0])  # its models may be of classes in there
     method = method_from(settings["method"])
     member = Member(client, entry["samples"], entry["traits"], tuple(entry["labels"]), {}, entry.get("public", 0))
-    model = method.wrap(builder_from_text(entry["builder"])(), member, known["classes"])
+    model = model_of(method.parts(builder_from_text(entry["builder"])(), member, known["classes"]).module())
     model.load_state_dict(load_file(place / "models" / Path(entry["file"]).name))
     return model.eval()

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt.fleet import Fleet, Terms
-from fedquilt.messages import Down, Roster, Updates
+from fedquilt.messages import Down, Passed, Roster, Updates, counted
 from fedquilt.methods.base import Method
 from fedquilt.names import unknown
 from fedquilt.readouts import READOUTS, Look, Readout
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
-from fedquilt.sharing import Plan, Rule, Traffic, mean, traffic
+from fedquilt.sharing import Plan, Rule, Traffic, mean
 from fedquilt.training.batches import key_of, some_of
 from fedquilt.training.evaluate import confusion
 from fedquilt.training.settings import Training
@@ -116,8 +116,11 @@ class Federation:
             if changed:
                 self.server.declare(changed)
             chosen = self.choose(round_)
-            moved = partial(traffic, self.server.plan, self.server.sizes, chosen)
-            self.server.merge([self.fleet.run(self.server.down(ids)) for ids in self.fleet.families(chosen)])
+            downs = [self.server.down(ids) for ids in self.fleet.families(chosen)]
+            ups = [self.fleet.run(down) for down in downs]
+            passed = [Passed.of(*pair) for pair in zip(downs, ups, strict=True)]
+            moved = partial(counted, self.server.plan, self.server.sizes, passed)
+            self.server.merge(ups)
             last = round_ == self.training.rounds
             due = evaluate and (last or round_ % self.evaluate_every == 0)
             evaluations = tuple(self.evaluate(last)) if due else ()
@@ -161,7 +164,7 @@ class Federation:
             (pair,) = self.fleet.looks({ids: down})
             look = Look(
                 *pair,
-                predict=self.method.predict,
+                predict=self.method.predicts,
                 memory=self.memory.setdefault(ids, {}),
                 fine_tune=lambda rows, ids=ids: self.fleet.fine_tune(ids, rows, self.round + 1),  # type: ignore[misc]
                 last=last,

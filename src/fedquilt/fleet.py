@@ -13,19 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt.client import Client, Split
-from fedquilt.crew import Crew, blocks_of, covers, resting_of, scale_of, table_of
+from fedquilt.crew import Crew, blocks_of, covers, resting_of, scale_of, table_of, write
+from fedquilt.me import each
 from fedquilt.messages import Down, Member, Up
-from fedquilt.methods.base import Lesson, Method, Prepared
+from fedquilt.methods.base import Method
 from fedquilt.names import unknown
+from fedquilt.parts import Parts
 from fedquilt.rest import Rest
 from fedquilt.sharing import install
 from fedquilt.stacks import Family, Layout, Signature, families
+from fedquilt.steps import Do, Install, Train
 from fedquilt.training.batches import key_of
 from fedquilt.training.check import check_model
 from fedquilt.training.choose import ENGINES, choose
 from fedquilt.training.engine import Engine, Job, Recipe, Samples
 from fedquilt.training.settings import Training
 from fedquilt.training.sizes import how_many_at_once
+from fedquilt.units import Unit
 from fedquilt.view import StackView, Table
 
 
@@ -79,10 +83,12 @@ class Fleet:
         self.clients = tuple(clients)
         self.numbers = tuple(numbers) if numbers is not None else tuple(range(len(clients)))
         self.round = 0
+        self.steps = terms.method.local()  # asked for once: engines are built for its objectives
         self._starts = {start for client in clients for start in client.changes}
         self.crews: list[Crew] = []
         self.home: dict[int, tuple[int, int]] = {}
         self._modules: dict[tuple[int, tuple[int, ...], int], nn.Module] = {}
+        self._units: dict[int, tuple[Unit, ...]] = {}
         self._known: dict[int, tuple[str, int]] = {}  # the engine found for a template, and how many clients at once
         self._muster(set())
 
@@ -92,9 +98,8 @@ class Fleet:
         """What each client declares, by its number."""
         now = {}
         for crew in self.crews:
-            units: Mapping[str, Signature] = crew.family.layout.signatures
             for number, client in zip(crew.family.ids, crew.clients, strict=True):
-                now[number] = self._member(client, units)
+                now[number] = self._member(client, crew.family.layout.units, crew.family.layout.signatures)
         return dict(sorted(now.items()))
 
     def first_values(self, draw: int = 0) -> dict[tuple[str, Signature], Tensor]:
@@ -105,7 +110,7 @@ class Fleet:
         first: dict[tuple[str, Signature], Tensor] = {}
         for crew in sorted(self.crews, key=lambda crew: min(crew.family.ids)):
             layout = crew.family.layout
-            rows = layout.row(self._build(crew.clients[0], draw))[None] if draw else crew.rest.take([0])
+            rows = layout.row(self._build(crew.clients[0], draw).module())[None] if draw else crew.rest.take([0])
             for unit in layout.units:
                 value = layout.take(rows, unit.name)[0].clone()
                 first.setdefault((unit.name, layout.signatures[unit.name]), value)
@@ -140,8 +145,7 @@ class Fleet:
         before, home = self.crews, self.home
         now = {n: client.at(self.round) for n, client in zip(self.numbers, self.clients, strict=True)}
         modules = {n: self._module(client) for n, client in now.items()}
-        cuts = {id(module): self.terms.method.cut(module) for module in {id(m): m for m in modules.values()}.values()}
-        units = {n: cuts[id(module)] for n, module in modules.items()}
+        units = {n: self._units[id(module)] for n, module in modules.items()}
         samples = {n: (client.train.x.shape[1:], client.train.x.dtype) for n, client in now.items()}
         self.crews, self.home = [], {}
         for index, family in enumerate(families(modules, units, samples)):
@@ -174,8 +178,8 @@ class Fleet:
             first = row if earlier is module else layout.row(earlier).to(row.device)
             row.copy_(torch.where(row == first, had, row))
             return
-        for unit, signature in layout.signatures.items():
-            if self.terms.method.lasting(unit) and old.family.layout.signatures.get(unit) == signature:
+        for unit in layout.state:  # it is the client's, and outlives its model
+            if old.family.layout.signatures.get(unit) == layout.signatures[unit]:
                 value = old.family.layout.take(had[None], unit)
                 for mine, part in layout.pieces(row[None], value, unit):
                     mine.copy_(part)
@@ -184,11 +188,13 @@ class Fleet:
         """A client's module with its first weights. Clients with one builder and one set of labels share it."""
         key = (id(client.model), client.labels, hash(tuple(sorted(client.traits.items()))))
         if key not in self._modules:
-            self._modules[key] = self._build(client)
+            parts = self._build(client)
+            module = self._modules[key] = parts.module()
+            self._units[id(module)] = parts.cut()
         return self._modules[key]
 
-    def _build(self, client: Client, draw: int = 0) -> nn.Module:
-        """What a client trains, made anew."""
+    def _build(self, client: Client, draw: int = 0) -> Parts:
+        """What a client holds, made anew."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key_of("model", self.terms.seed, *([draw] if draw else [])))
             model: object = client.model()
@@ -200,10 +206,15 @@ class Fleet:
                     f"client '{client.name}': its model has lazy layers without a shape yet; run it on a sample in "
                     "the function that builds it"
                 )
-            return self.terms.method.wrap(model, self._member(client, {}), self.terms.classes)
+            return self.terms.method.parts(model, self._member(client, ()), self.terms.classes)
 
-    def _member(self, client: Client, units: Mapping[str, Signature]) -> Member:
-        return Member(client.name, client.samples, client.traits, client.labels, units, self.terms.public_counts)
+    def _member(
+        self, client: Client, units: Sequence[Unit], signatures: Mapping[str, Signature] | None = None
+    ) -> Member:  # fmt: skip
+        return Member(
+            client.name, client.samples, client.traits, client.labels, signatures or {}, self.terms.public_counts,
+            {unit.name: unit.kinds for unit in units},
+        )  # fmt: skip
 
     def _first_rows(self, family: Family, modules: Mapping[int, nn.Module]) -> Rest:
         """Rows at rest: on the device where they take a quarter of it at most, else in host memory."""
@@ -234,18 +245,28 @@ class Fleet:
             rows = crew.rest.all()
         else:
             rows = crew.room(len(places), self.device)
-            if not covers(crew.family, down):  # what was received does not replace all of a row: it must be fetched
-                rows.copy_(crew.rest.take(places))
-        self.install(crew.family, rows, down)
-        view = self.view(crew, down.ids, rows, down)
-        prepared = self.terms.method.prepare(view)
-        lr = self.terms.training.rate(down.round)
-        loss = self._train(crew, Job(rows, places, down.round, lr, home=True), prepared)
-        reports = dict(self.terms.method.report(view))
-        reports["loss"] = loss
+            if not (isinstance(self.steps[0], Install) and covers(crew.family, down)):
+                rows.copy_(crew.rest.take(places))  # what is received does not replace all of a row
+        view = self.view(crew, down.ids, rows, down, installed=False)
+        reports: dict[str, Tensor] = {}
+        send = dict(down.send)
+        for number, step in enumerate(self.steps):
+            if isinstance(step, Install):
+                self.install(crew.family, rows, down)
+                view = replace(view, installed=True)
+            elif isinstance(step, Train):
+                if down.round >= step.from_round:
+                    crew.loss = self._train(crew, number, Job(rows, places, down.round, view.lr, home=True), view)
+            elif isinstance(step, Do):
+                found = each(view, step.function, None if step.data is None else view.data(step.data))
+                reports |= {name: found.pop(name) for name in step.reports if name in found}
+                write(crew.family.layout, rows, found)
+            else:
+                chosen = each(view, step.function)
+                send = {unit: who & chosen[unit].cpu() if unit in chosen else who for unit, who in send.items()}
         if not in_place:
             crew.rest.put(places, rows)
-        return Up(down.round, down.ids, blocks_of(crew.family, rows, down.send), reports)
+        return Up(down.round, down.ids, blocks_of(crew.family, rows, send), reports)
 
     def install(self, family: Family, rows: Tensor, down: Down) -> None:
         """Move rows (k, width), in place, towards what was received."""
@@ -253,48 +274,45 @@ class Fleet:
             for own, received in family.layout.pieces(rows, block.value.to(rows.device), *block.units):
                 own.copy_(received if pull is None else install(own, received, pull.to(rows.device)))
 
-    def _train(self, crew: Crew, job: Job, prepared: Prepared) -> Tensor:
-        """Train the clients of a job, in place, as their method prepared it; their mean losses, (k,)."""
-        engine = crew.engine or self._start(crew, job.rows, prepared.extras)
-        job = replace(job, scale=scale_of(crew.family, prepared.rates, len(job.rows)), extras=prepared.extras)
-        if prepared.lesson is not None:
-            self._teach(crew, prepared.lesson, job)
-        rest = resting_of(crew.family, prepared.rates, job.rows)
+    def _train(self, crew: Crew, number: int, job: Job, view: StackView) -> Tensor:
+        """Train the clients of a job, in place, by the step of a number; their mean losses, (k,)."""
+        step = self.steps[number]
+        assert isinstance(step, Train)
+        given = each(view, step.given) if step.given is not None else {}
+        rates = each(view, step.rates) if step.rates is not None else {}
+        job = replace(job, scale=scale_of(crew.family, rates, job.rows), extras=given)
+        engine = crew.engines.get(number) or self._start(crew, number, job.rows, given)
+        rest = resting_of(crew.family, self._picks(crew, step), rates, job.rows)
         loss = self._work(engine, crew.at_once, job)
         for now, before, still in rest:
             now.copy_(torch.where(still[:, None], before, now))
         return loss
 
-    def _start(self, crew: Crew, rows: Tensor, extras: Mapping[str, Tensor]) -> Engine:
-        """Try a crew's models, and find the engine that trains them."""
+    def _start(self, crew: Crew, number: int, rows: Tensor, given: Mapping[str, Tensor]) -> Engine:
+        """Try a crew's models, and find the engine that trains them; the first step of training decides for all."""
         self._try(crew)
-        recipe, template = self._recipe(crew), id(crew.family.template)
-        if template in self._known:  # clients changed, but how to train such models is known
-            kind, crew.at_once = self._known[template]
-            crew.engine = ENGINES[kind](recipe)
-            return crew.engine
-        crew.at_once = self.clients_at_once or how_many_at_once(recipe, extras)
-        names = self.engine_name.split(",")  # one for all families, or one each
-        name = names[self.crews.index(crew) % len(names)]
-        crew.engine = choose(name, recipe, rows, extras, crew.at_once)
-        self._known[template] = (crew.engine.name, crew.at_once)
-        return crew.engine
+        recipe, template = self._recipe(crew, number), id(crew.family.template)
+        if template not in self._known:  # else clients changed, but how to train such models is known
+            at_once = self.clients_at_once or how_many_at_once(recipe, given)
+            names = self.engine_name.split(",")  # one for all families, or one each
+            name = names[self.crews.index(crew) % len(names)]
+            crew.engines[number] = choose(name, recipe, rows, given, at_once)
+            self._known[template] = (crew.engines[number].name, at_once)
+        kind, crew.at_once = self._known[template]
+        if number not in crew.engines:
+            crew.engines[number] = ENGINES[kind](recipe)
+        return crew.engines[number]
 
-    def _teach(self, crew: Crew, lesson: Lesson, job: Job) -> None:
-        """Train the clients of a job, in place, on samples that all clients hold."""
-        last = crew.lesson
-        assert crew.engine is not None
-        if crew.teacher is None or last is None or (last.x is not lesson.x or last.objective is not lesson.objective
-                                                    or last.epochs != lesson.epochs):  # fmt: skip
-            if crew.teacher is not None:
-                crew.teacher.close()
-            k = len(crew.clients)
-            keys = tuple(key_of(self.terms.seed, client.name, "lesson") for client in crew.clients)
-            samples = Samples(((lesson.x, lesson.y),), (0,) * k, (len(lesson.y),) * k, keys).to(self.device)
-            how = replace(self.terms.training, epochs=lesson.epochs)
-            recipe = replace(self._recipe(crew), samples=samples, training=how, objective=lesson.objective)
-            crew.lesson, crew.teacher = lesson, ENGINES[crew.engine.name](recipe)
-        self._work(crew.teacher, crew.at_once, replace(job, extras=lesson.extras))
+    def _picks(self, crew: Crew, step: Train) -> frozenset[str]:
+        """The units of a crew's models that a step trains."""
+        units = [unit.name for unit in crew.family.layout.units if not unit.state]
+        picked = step.picks(units)
+        if not picked:
+            raise ValueError(
+                f"the method '{self.terms.method.name}' trains none of the units {', '.join(units)} of client "
+                f"'{crew.clients[0].name}'; name some that are there"
+            )
+        return picked
 
     def _work(self, engine: Engine, step: int, job: Job) -> Tensor:
         """Train the clients of a job, in place, `step` at a time; their mean losses, (k,)."""
@@ -305,9 +323,28 @@ class Fleet:
         losses = [engine.train(job.part(at, at + step)) for at in range(0, k, step)]
         return losses[0] if len(losses) == 1 else torch.cat(losses)
 
-    def _recipe(self, crew: Crew) -> Recipe:
-        objective, training = self.terms.method.objective(), self.terms.training
-        return Recipe(crew.family.template, crew.family.layout, crew.samples, training, objective, self.device)
+    def _recipe(self, crew: Crew, number: int) -> Recipe:
+        """What the engine of a step is built for."""
+        step, training, layout = self.steps[number], self.terms.training, crew.family.layout
+        assert isinstance(step, Train)
+        samples = crew.samples if step.data == "train" else self._common(crew)
+        if step.epochs is not None:
+            training = replace(training, epochs=step.epochs)
+        picked = self._picks(crew, step)
+        trains = frozenset(name for unit in layout.units if unit.name in picked for name in unit.parameters)
+        return Recipe(crew.family.template, layout, samples, training, step.objective, self.device, trains)
+
+    def _common(self, crew: Crew) -> Samples:
+        """The samples that all clients hold, as those of a crew."""
+        common = self.terms.common
+        if common is None:
+            raise ValueError(
+                f"the method '{self.terms.method.name}' trains on samples that all clients hold, and there are none; "
+                "give the scenario common=(x, y)"
+            )
+        k = len(crew.clients)
+        keys = tuple(key_of(self.terms.seed, client.name, "common") for client in crew.clients)
+        return Samples(((common.x, common.y),), (0,) * k, (len(common),) * k, keys).to(self.device)
 
     def check(self) -> None:
         """Refuse models that do not suit their clients' samples, before any work; shadows of clients have none."""
@@ -321,12 +358,13 @@ class Fleet:
         crew.tried = True
 
     def fine_tune(self, ids: Sequence[int], rows: Tensor, round_: int) -> Tensor:
-        """One more round of local training from these rows, (k, width), on a copy; nothing is kept or sent."""
+        """One more round of training from these rows, (k, width), on a copy; nothing is kept or sent."""
         crew = self.crews[self.home[ids[0]][0]]
-        rows = rows.clone()
-        prepared = self.terms.method.prepare(self.view(crew, tuple(ids), rows, None, round_))
-        self._train(crew, Job(rows, crew.places(tuple(ids)), round_, self.terms.training.rate(round_)), prepared)
-        return rows
+        view = self.view(crew, tuple(ids), rows.clone(), None, round_)
+        for number, step in enumerate(self.steps):
+            if isinstance(step, Train) and step.data == "train":
+                self._train(crew, number, Job(view.rows, crew.places(tuple(ids)), round_, view.lr), view)
+        return view.rows
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -336,6 +374,8 @@ class Fleet:
     ) -> StackView:  # fmt: skip
         """What a method's client half sees of some clients; `installed`: what was received is in the rows."""
         places = crew.places(ids)
+        now = down.round if down is not None else (self.round if round_ is None else round_)
+        own = [step for step in self.steps if isinstance(step, Train) and step.data == "train"]
 
         def tables(split: str) -> Table:
             whole = self._table(crew, split)
@@ -345,9 +385,12 @@ class Fleet:
             family=crew.family,
             ids=ids,
             clients=[crew.clients[at] for at in places],
-            round=down.round if down is not None else (self.round if round_ is None else round_),
+            round=now,
             rounds=self.terms.training.rounds,
             epochs=self.terms.training.epochs,
+            batch=self.terms.training.batch,
+            passes=sum(s.epochs or self.terms.training.epochs for s in own),
+            lr=self.terms.training.rate(now),
             seed=self.terms.seed,
             classes=self.terms.classes,
             rows=rows,
@@ -355,7 +398,7 @@ class Fleet:
             down=down,
             common=self.terms.common,
             public_test=self.terms.public_test,
-            vectorised=crew.engine is not None and crew.engine.stacks,
+            vectorised=any(engine.stacks for engine in crew.engines.values()),
             installed=installed,
         )
 
@@ -394,10 +437,9 @@ class Fleet:
     def close(self) -> None:
         """Give back worker processes and captured graphs."""
         for crew in self.crews:
-            for engine in (crew.engine, crew.teacher):
-                if engine is not None:
-                    engine.close()
-            crew.engine = crew.teacher = None
+            for engine in crew.engines.values():
+                engine.close()
+            crew.engines.clear()
 
 
 def _labels(clients: Sequence[Client]) -> list[tuple[int, ...]]:

@@ -7,7 +7,7 @@ real network one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedquilt.client import Split
 from fedquilt.memory import place_on
+from fedquilt.sharing import Plan, Traffic, traffic
 from fedquilt.stacks import Signature
 
 
@@ -28,6 +29,7 @@ class Member:
     labels: tuple[int, ...]
     units: Mapping[str, Signature]  # in order, bottom to top
     public: tuple[int, ...] = ()  # how many public samples of each label it holds
+    kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of layers, by unit: norm, linear, ...
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,47 @@ class Up:
     def numbers(self) -> Tensor:
         """(k,) the clients' numbers as a tensor."""
         return place_on(self.ids, torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What went to clients and came back, without the values: enough to count it when somebody asks.
+
+    `sent` are, by unit, the places of those who sent it, None: of all of them.
+    """
+
+    ids: tuple[int, ...]
+    told: int  # bytes for each client, beside values of units
+    reported: int
+    sent: Mapping[str, Tensor | None]
+
+    @classmethod
+    def of(cls, down: Down, up: Up) -> Passed:
+        """A message and its answer."""
+        sent = {unit: block.places for block in up.blocks for unit in block.units}
+        return cls(up.ids, bytes_each(down.told), bytes_each(up.reports), sent)
+
+
+def counted(plan: Plan, sizes: Mapping[str, Tensor], passed: Sequence[Passed]) -> Traffic:
+    """What a round moved: what its plan says, less what clients chose not to send, and what passed beside units."""
+    moved = traffic(plan, sizes, torch.tensor([i for each in passed for i in each.ids]))
+    told, reported = torch.zeros(2, plan.clients, dtype=torch.int64)
+    really = torch.zeros_like(moved.up, dtype=torch.bool)
+    for each in passed:
+        ids = torch.tensor(each.ids)
+        told[ids], reported[ids] = each.told, each.reported
+        for unit, places in each.sent.items():
+            really[ids if places is None else ids[places], moved.units.index(unit)] = True
+    return replace(moved, up=moved.up * really, told=told, reported=reported)
+
+
+def bytes_each(beside: Mapping[str, Tensor]) -> int:
+    """Bytes of one client's part of tensors (k, ...) that pass beside the values of units.
+
+    >>> bytes_each({"active": torch.ones(5, 3, dtype=torch.bool), "loss": torch.zeros(5)})
+    7
+    """
+    return sum(value[0].numel() * value.element_size() for value in beside.values() if len(value))
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ class _Guest:
         """Its scores, and its personal model: of the rows given, else what it has after installing what it receives."""
         crew = self.fleet.crews[0]
         (pair,) = self.fleet.looks({(self.number,): self._down()})
-        look = Look(*pair, predict=self.federation.method.predict)
+        look = Look(*pair, predict=self.federation.method.predicts)
         names = ["received", "adapted"]
         if rows is not None:
             names.append("fine-tuned")
@@ -298,7 +298,7 @@ def alone(client: Client, federation: Federation, rounds: int) -> dict[str, floa
     for at in range(1, rounds + 1):
         fleet.run(Down(at, (0,), (), (), {}))
     (pair,) = fleet.looks({(0,): Down(rounds + 1, (0,), (), (), {})})
-    return _scores(Look(*pair, predict=Local().predict), "adapted")
+    return _scores(Look(*pair, predict=None), "adapted")
 
 
 def _scores(look: Look, which: str) -> dict[str, float]:

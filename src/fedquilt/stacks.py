@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from fedquilt.parts import model_of
 from fedquilt.structure import structure
 from fedquilt.training.layers import prepare_eval
 from fedquilt.units import Unit
@@ -32,7 +33,9 @@ class Place:
 
 
 class Layout:
-    """How a module lies in a row of numbers: first all parameters, unit by unit, then all buffers.
+    """How a module lies in a row of numbers: first all parameters, unit by unit, then all buffers, then state.
+
+    What a client trains with are the first `trained` numbers of the row: state is a method's, and no engine sees it.
 
     >>> from fedquilt.units import cut
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
@@ -47,8 +50,8 @@ class Layout:
         self.places: dict[str, Place] = {}
         at = 0
         ranges: dict[str, list[tuple[int, int]]] = {unit.name: [] for unit in units}
-        for kind in ("parameters", "buffers"):
-            for unit in units:
+        for kind, of_state in (("parameters", False), ("buffers", False), ("buffers", True)):
+            for unit in [unit for unit in units if unit.state == of_state]:
                 start = at
                 for name in getattr(unit, kind):
                     tensor = tensors[name]
@@ -61,12 +64,15 @@ class Layout:
                     ranges[unit.name].append((start, at))
             if kind == "parameters":
                 self.parameters = at
+            elif not of_state:
+                self.trained = at
         self.width = at
         self.parameter_names = tuple(n for unit in units for n in unit.parameters)
         self.frozen = tuple(n for n in self.parameter_names if not tensors[n].requires_grad)  # these never train
-        self.buffer_names = tuple(n for unit in units for n in unit.buffers if n in self.places)
+        self.buffer_names = tuple(n for unit in units for n in unit.buffers if n in self.places and not unit.state)
         self.ranges: dict[str, tuple[tuple[int, int], ...]] = {name: tuple(r) for name, r in ranges.items()}
         self._joined: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        self.state = {unit.name: self.places[unit.buffers[0]].shape for unit in units if unit.state}
         self.signatures: dict[str, Signature] = {
             unit.name: tuple(self.places[n].shape for n in unit.parameters + unit.buffers if n in self.places)
             for unit in units
@@ -75,6 +81,22 @@ class Layout:
     def size(self, *units: str) -> int:
         """How many numbers some units have together, parameters and buffers."""
         return sum(stop - start for unit in units for start, stop in self.ranges[unit])
+
+    def span(self, part: str = "") -> tuple[int, int]:
+        """From where to where the parameters of a part lie, or all of them: units of a part lie together."""
+        inside = [unit for unit in self.units if unit.name.startswith(f"{part}/") or not part]
+        names = [name for unit in inside for name in unit.parameters]
+        if not names:
+            raise KeyError(f"a client here holds no part '{part}' with parameters")
+        return self.places[names[0]].start, self.places[names[-1]].stop
+
+    def named(self, unit: str, flat: Tensor) -> dict[str, Tensor]:
+        """The tensors of a unit by name, from its numbers as one vector."""
+        (whole,) = [each for each in self.units if each.name == unit]
+        names = [name for name in whole.parameters + whole.buffers if name in self.places]
+        parts = flat.split([self.places[name].stop - self.places[name].start for name in names])
+        pairs = zip(names, parts, strict=True)
+        return {name: part.view(self.places[name].shape).to(self.places[name].dtype) for name, part in pairs}
 
     def _columns(self, units: tuple[str, ...]) -> list[tuple[int, int]]:
         """The column ranges of some units in the order of the wire, neighbours joined."""
@@ -110,7 +132,7 @@ class Layout:
 
     def split(self, row: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Parameters and buffers of one row, by name."""
-        return self.split_parameters(row[: self.parameters]), self.split_buffers(row[self.parameters :])
+        return self.split_parameters(row[: self.parameters]), self.split_buffers(row[self.parameters : self.trained])
 
     def split_buffers(self, row: Tensor) -> dict[str, Tensor]:
         """The buffers of a row of buffers alone, by name, in their own types."""
@@ -172,8 +194,8 @@ class Family:
         return any(norm.running_mean is None for norm in norms)
 
     def model(self, row: Tensor) -> nn.Module:
-        """A row as an ordinary module of its own."""
-        return self.layout.fill(copy.deepcopy(self.template).to(row.device), row).eval()
+        """A row as an ordinary module of its own: the user's model, whatever the method holds beside it."""
+        return model_of(self.layout.fill(copy.deepcopy(self.template).to(row.device), row).eval())
 
 
 def families(

@@ -16,11 +16,38 @@ Cut = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Unit:
-    """A named slice of a model: the names of its parameters and of its buffers."""
+    """A named slice of what a client holds: the names of its parameters and of its buffers.
+
+    `kinds` says what kinds of layers these belong to: norm, linear, convolution, recurrent, embedding, attention or
+    other. A unit of `state` is no part of a model: its buffers are what a method keeps with the client.
+    """
 
     name: str
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
+    state: bool = False
+
+
+KINDS: dict[str, tuple[type[nn.Module], ...]] = {
+    "norm": (
+        nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm,
+    ),
+    "linear": (nn.Linear, nn.Bilinear),
+    "convolution": (nn.modules.conv._ConvNd,),
+    "recurrent": (nn.RNNBase, nn.RNNCellBase),
+    "embedding": (nn.Embedding, nn.EmbeddingBag),
+    "attention": (nn.MultiheadAttention,),
+}  # fmt: skip
+
+
+def kind_of(layer: nn.Module) -> str:
+    """What kind of layer a module is, by its type.
+
+    >>> kind_of(nn.BatchNorm2d(3)), kind_of(nn.Conv1d(1, 1, 1)), kind_of(nn.PReLU())
+    ('norm', 'convolution', 'other')
+    """
+    return next((kind for kind, types in KINDS.items() if isinstance(layer, types)), "other")
 
 
 def cut(module: nn.Module, mapping: Cut | None = None) -> tuple[Unit, ...]:
@@ -55,10 +82,13 @@ def cut(module: nn.Module, mapping: Cut | None = None) -> tuple[Unit, ...]:
         home = {name: _place(name, mapping) for name in parameters + buffers}
         names = list(mapping)
         _check_patterns(module, parameters + buffers, mapping)
-    return tuple(
-        Unit(unit, tuple(n for n in parameters if home[n] == unit), tuple(n for n in buffers if home[n] == unit))
-        for unit in names
-    )
+    units = []
+    for unit in names:
+        mine = [[n for n in tensors if home[n] == unit] for tensors in (parameters, buffers)]
+        owners = dict.fromkeys(name.rpartition(".")[0] for name in mine[0] + mine[1])
+        kinds = dict.fromkeys(kind_of(module.get_submodule(path)) for path in owners)
+        units.append(Unit(unit, tuple(mine[0]), tuple(mine[1]), tuple(kinds)))
+    return tuple(units)
 
 
 def _in_order(module: nn.Module, paths: list[str]) -> list[str]:

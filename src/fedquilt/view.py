@@ -13,7 +13,6 @@ from torch.func import functional_call, vmap
 from fedquilt.client import Client, Split
 from fedquilt.messages import Down, Member
 from fedquilt.stacks import Family
-from fedquilt.training.batches import key_of
 from fedquilt.training.layers import stackable
 
 
@@ -43,6 +42,12 @@ class Table:
         """(k, n) 1 for samples, 0 for padding."""
         return (torch.arange(self.y.shape[1], device=self.y.device) < self.count[:, None]).float()
 
+    def samples(self, start: int, stop: int) -> Table:
+        """The same with some samples of each client only."""
+        public = None if self.public is None else self.public[:, start:stop]
+        count = (self.count.clamp(max=stop) - start).clamp(min=0)
+        return Table(self.x[:, start:stop], self.y[:, start:stop], self.mask[:, start:stop], count, public)
+
     def of(self, places: Tensor) -> Table:
         """The same for some clients only."""
         public = None if self.public is None else self.public[places]
@@ -65,8 +70,8 @@ def where_public(x: Tensor, public: Tensor) -> Tensor:
 class StackView:
     """Clients of one family in one round: their numbers, parameters, buffers and data, all with the client first.
 
-    `rows` (k, width) are the clients' numbers; `parameter` and `buffer` give views into them that may be written to.
-    `installed` says whether what was received is in the rows already.
+    `rows` (k, width) are the clients' numbers. `epochs` are those of the settings, `passes` those that a round's steps
+    make over the clients' own samples together. `installed` says whether what was received is in the rows already.
     """
 
     family: Family
@@ -84,6 +89,9 @@ class StackView:
     public_test: Split | None = None
     vectorised: bool = True
     installed: bool = True
+    batch: int = 1
+    passes: int = 1
+    lr: float = 0.0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,31 +113,28 @@ class StackView:
         """How many training samples each client has."""
         return tuple(client.samples for client in self.clients)
 
-    def parameter(self, name: str) -> Tensor:
-        """One parameter of every client, (k, *shape)."""
-        return self.family.layout.tensor(self.rows, name)
-
-    buffer = parameter
-
     def data(self, split: str) -> Table:
         """A split of every client: train, validation or test."""
         return self.tables(split)
 
-    def received(self, unit: str) -> Tensor | None:
-        """What the clients were sent of a unit, (k, size), or None; a client's pull says whether it is for it."""
-        for block in self.down.blocks if self.down is not None else ():
-            value = block.columns((unit,))
-            if value is not None:
-                return value
-        return None
-
-    def receives(self, unit: str) -> Tensor:
-        """(k,) for which clients what was received of a unit is meant."""
+    @property
+    def receives(self) -> dict[str, Tensor]:
+        """(k,) for which clients what was sent of a unit is meant, by unit."""
+        everybody = torch.ones(len(self.ids), dtype=torch.bool)
         down = self.down
-        for block, pull in zip(down.blocks, down.pulls, strict=True) if down is not None else ():
-            if unit in block.units:
-                return torch.ones(len(self.ids), dtype=torch.bool) if pull is None else pull > 0
-        return torch.zeros(len(self.ids), dtype=torch.bool)
+        pairs = zip(down.blocks, down.pulls, strict=True) if down is not None else ()
+        return {unit: everybody if pull is None else pull > 0 for block, pull in pairs for unit in block.units}
+
+    @property
+    def received_rows(self) -> Tensor:
+        """(k, width) the rows with what the clients were sent in the place of their own."""
+        if self.down is None or not self.down.blocks:
+            return self.rows
+        rows, layout = self.rows.clone(), self.family.layout
+        for block, pull in zip(self.down.blocks, self.down.pulls, strict=True):
+            for own, sent in layout.pieces(rows, block.value.to(rows.device), *block.units):
+                own.copy_(sent if pull is None else torch.where((pull > 0).to(rows.device)[:, None], sent, own))
+        return rows
 
     @property
     def public(self) -> Tensor | None:
@@ -137,9 +142,11 @@ class StackView:
         parts = [split.x for split in (self.common, self.public_test) if split is not None]
         return torch.cat(parts).to(self.rows.device) if parts else None
 
-    def generator(self, *purpose: object) -> list[torch.Generator]:
-        """A generator for every client, from the seed, its name, the round and a purpose alone."""
-        return [torch.Generator().manual_seed(key_of(self.seed, name, self.round, *purpose)) for name in self.names]
+    @property
+    def public_y(self) -> Tensor | None:
+        """(m,) their labels."""
+        parts = [split.y for split in (self.common, self.public_test) if split is not None]
+        return torch.cat(parts).to(self.rows.device) if parts else None
 
     def map(self, function: Callable[..., Tensor], *tensors: Tensor, rows: Tensor | None = None) -> Tensor:
         """function(call, *its part of the tensors) for every client; `call` runs the client's module in eval mode.

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedquilt as fq
-from fedquilt.methods import FedAvg, FedPer, FedProx, Local, Prepared
+from fedquilt.me import Me
+from fedquilt.methods import FedAvg, FedPer, FedProx, Local
 from fedquilt.models.recurrent import LSTM
+from fedquilt.steps import Install, Step, Train
 from fedquilt.training.dropout import drawing, swap_dropout
 from fedquilt.training.engine import Engine, Job
-from fedquilt.training.objective import Batch, Call, Context, Objective, cross_entropy
+from fedquilt.training.objective import Batch, Learner, Objective, cross_entropy
 from fedquilt.training.parallel import can_fork
-from fedquilt.view import StackView
 
 OTHERS = ("vectorised", "parallel", "parallel-stacks")
 
@@ -232,23 +233,23 @@ def test_a_proximal_term_and_schedules(engine: str) -> None:
 
 @dataclass(frozen=True)
 class Rated(FedAvg):
-    """Units at different rates on different clients, and a target of one's own: what `prepare` can do."""
+    """Units at different rates on different clients, and a target of one's own: what a step is given."""
 
     name: ClassVar[str] = "rated"
 
-    def objective(self) -> Objective:
-        def towards(call: Call, batch: Batch, context: Context) -> Tensor:
-            assert context.epoch is not None
-            gap = context.parameters["2.weight"] - context.extras["target"]
-            return 0.1 * (1 + context.epoch) * gap.square().sum()
+    def local(self) -> tuple[Step, ...]:
+        def towards(me: Learner, batch: Batch) -> Tensor:
+            assert me.epoch is not None
+            gap = me.parameters["2.weight"] - me.given["target"]
+            return 0.1 * (1 + me.epoch) * gap.square().sum()
 
-        return cross_entropy() + Objective((towards,))
+        def given(me: Me) -> dict[str, Tensor]:
+            return {"target": me.model.values["2.weight"] + me.samples}
 
-    def prepare(self, view: StackView) -> Prepared:
-        k = len(view.ids)
-        numbers = torch.tensor([float(i) for i in view.ids])
-        target = view.parameter("2.weight") + numbers[:, None, None]
-        return Prepared({"target": target}, {"0": numbers / 2, "2": torch.ones(k)})
+        def rates(me: Me) -> dict[str, Tensor]:
+            return {"0": (me.samples - 5) / 4, "2": me.number(1.0)}
+
+        return Install(), Train(cross_entropy() + Objective((towards,)), given=given, rates=rates)
 
 
 @pytest.mark.parametrize("engine", OTHERS)
@@ -259,7 +260,7 @@ def test_rates_of_units_and_extras(engine: str) -> None:
     layout, rows = federated.fleet.crews[0].family.layout, federated.fleet.crews[0].rest.all()
     before = layout.tensor(rows, "0.weight").clone()
     federated.step(evaluate=False)
-    assert torch.equal(layout.tensor(rows, "0.weight")[0], before[0])  # client 0: rate 0
+    assert torch.equal(layout.tensor(rows, "0.weight")[0], before[0])  # client 0, with 5 samples: rate 0
     assert not torch.equal(layout.tensor(rows, "0.weight")[1], before[1])
     federated.close()
 
@@ -419,7 +420,7 @@ def test_ever_new_companies_of_uneven_clients_share_their_memory() -> None:
     federated = federation(scenario, engine="vectorised")
     for _ in range(12):
         federated.step(evaluate=False)
-    engine: Any = federated.fleet.crews[0].engine
+    engine: Any = next(iter(federated.fleet.crews[0].engines.values()))
     assert len(engine.stages) == 1
     same(rows_of(federated), rows_after(scenario, rounds=12))
 
@@ -430,7 +431,7 @@ def test_stages_are_let_go_when_they_hold_too_much(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("fedquilt.training.vectorised.memory_budget", lambda device: 1)
     for ids in ((0, 1, 2, 3), (0, 1), (2,), (0, 1)):
         federated.fleet.run(federated.server.down(ids))
-    engine: Any = federated.fleet.crews[0].engine
+    engine: Any = next(iter(federated.fleet.crews[0].engines.values()))
     assert len(engine.stages) == 1
 
 
@@ -511,10 +512,11 @@ def test_a_batch_larger_than_the_client() -> None:
 
 def test_losses_are_the_mean_over_steps() -> None:
     scenario = points(sizes=(5, 9, 7))
-    reports: dict[str, Mapping[str, Tensor]] = {}
+    losses: dict[str, Tensor | None] = {}
     for engine in ENGINES:
         federated = federation(scenario, engine=engine)
-        reports[engine] = federated.fleet.run(federated.server.down([0, 1, 2])).reports
+        assert federated.fleet.run(federated.server.down([0, 1, 2])).reports == {}  # they do not leave the clients
+        losses[engine] = federated.fleet.crews[0].loss
         federated.close()
     for engine in OTHERS:
-        torch.testing.assert_close(reports[engine]["loss"], reports["sequential"]["loss"], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(losses[engine], losses["sequential"], atol=1e-5, rtol=1e-4)

@@ -46,7 +46,7 @@ def alive(pid: int) -> bool:
 
 
 def engine_of(federated: fq.Federation, crew: int = 0) -> Parallel:
-    engine: Any = federated.fleet.crews[crew].engine
+    engine: Any = next(iter(federated.fleet.crews[crew].engines.values()))
     assert isinstance(engine, Parallel)
     return engine
 
@@ -210,14 +210,15 @@ if sys.argv[2] == "busy":
     import threading
     def tell():
         while True:
-            crew = federated.fleet.crews[0]
-            if crew.engine is not None and len(crew.engine.processes) == crew.engine.workers:
-                print(*[p.pid for p in crew.engine.processes], flush=True)
+            engine = next(iter(federated.fleet.crews[0].engines.values()), None)
+            if engine is not None and len(engine.processes) == engine.workers:
+                print(*[p.pid for p in engine.processes], flush=True)
                 return
             time.sleep(0.05)
     threading.Thread(target=tell, daemon=True).start()
 federated.step(evaluate=False)
-print(*[p.pid for crew in federated.fleet.crews for p in crew.engine.processes], flush=True)
+engines = [engine for crew in federated.fleet.crews for engine in crew.engines.values()]
+print(*[p.pid for engine in engines for p in engine.processes], flush=True)
 if sys.argv[2] == "leave":
     sys.exit(0)
 if sys.argv[2] == "raise":

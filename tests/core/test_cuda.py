@@ -46,7 +46,7 @@ def rows(federated: fq.Federation) -> Mapping[str, Tensor]:
 
 
 def stages(federated: fq.Federation) -> list[Any]:
-    engine: Any = federated.fleet.crews[0].engine
+    engine: Any = next(iter(federated.fleet.crews[0].engines.values()))
     return list(engine.stages.values())
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedquilt.client import Client
 from fedquilt.federation import Federation
+from fedquilt.me import each
 from fedquilt.messages import Block, Member, Roster, Up, Updates
 from fedquilt.methods import FedAvg, Local, Method
 from fedquilt.methods.fedmn import FedMN, against_one_route
@@ -22,6 +23,7 @@ from fedquilt.models.pool import RoutedNetwork
 from fedquilt.report.routes import Route, draw_routes
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
+from fedquilt.steps import Train
 from fedquilt.training.settings import Training
 
 CLASSES = 6
@@ -132,11 +134,17 @@ def test_the_temperature_goes_from_1_to_a_tenth_and_the_noise_is_one_draw_an_epo
     seen = []
     for round_ in (1, 2, 3):
         view = of.fleet.view(crew, ids, crew.rest.all(), None, round_)
-        prepared = of.method.prepare(view)
-        seen.append(prepared.extras["temperature"][0].item())
-        noise = prepared.extras["noise"]
+        step = of.fleet.steps[1]
+        assert isinstance(step, Train)
+        assert step.given is not None
+        given = each(view, step.given)
+        seen.append(given["temperature"][0].item())
+        noise = given["noise"]
         assert noise.shape == (24, 2, 21)
-        assert torch.equal(noise, of.method.prepare(view).extras["noise"])
+        assert torch.equal(noise, each(view, step.given)["noise"])
+        assert 0 <= float(noise.min()) < 0.01
+        assert 0.99 < float(noise.max()) < 1
+        assert float(noise.mean()) == pytest.approx(0.5, abs=0.03)
         assert not torch.equal(noise[:, 0], noise[:, 1])
         assert not torch.equal(noise[0], noise[1])
     assert seen == pytest.approx([1.0, 0.1**0.5, 0.1])
@@ -267,7 +275,7 @@ def test_any_classifier_becomes_a_pool(name: str) -> None:
     x = torch.randn(2, *cast(tuple[int, ...], model.input_shape))
     classes = model(x).shape[1]
     member = Member("a", 10, {}, tuple(range(classes)), {})
-    network = FedMN(blocks=(2, 2, 2)).wrap(model, member, classes).eval()
+    network = FedMN(blocks=(2, 2, 2)).parts(model, member, classes).module().eval()
     assert isinstance(network, RoutedNetwork)
     assert network(x).shape == (2, classes)
     assert network(x, y=torch.tensor([0, 1])).shape == (paths([2, 2, 2]),)

@@ -118,14 +118,18 @@ def test_split_cuts_where_it_says() -> None:
         assert same(one, run(scenario, fq.methods.FedPer(personal=personal)))
 
 
+def cut_by(method: ModFL, model: nn.Module) -> tuple[fq.Unit, ...]:
+    return method.parts(model, EXAMPLE.members[0], 2).cut()
+
+
 def test_split_goes_between_layers_of_declared_modules() -> None:
     for pixels in (4, 8):
-        units = ModFL(split=-1).cut(DigitsNet(pixels))
+        units = cut_by(ModFL(split=-1), DigitsNet(pixels))
         assert [unit.name for unit in units] == ["configuration", "operation"]
         assert units[1].parameters == ("operation.2.weight", "operation.2.bias")
-    assert {len(unit.parameters) for unit in ModFL().cut(DigitsNet(8))} == {4}
+    assert {len(unit.parameters) for unit in cut_by(ModFL(), DigitsNet(8))} == {4}
     with pytest.raises(ValueError, match=r"split=4 leaves one module of DigitsNet empty, which has 4 units; give"):
-        ModFL(split=4).cut(DigitsNet(8))
+        cut_by(ModFL(split=4), DigitsNet(8))
 
 
 # --- cohorts that nobody declared -------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def evaluate(
     look = Look(
         received,
         adapted,
-        predict=method.predict,
+        predict=method.predicts,
         memory=memory,
         fine_tune=lambda rows: fleet.fine_tune(down.ids, rows, down.round),
         last=last,

@@ -20,12 +20,13 @@ from fedquilt.training.settings import Training
 Arrays = dict[str, NDArray[Any]]
 Text = dict[str, Any]
 LOOK = "look/"  # before the names of arrays of a second message in a letter
-_VALUE, _TOLD, _REPORT = "value/", "told/", "report/"
+_VALUE, _TOLD, _REPORT, _OFFER = "value/", "told/", "report/", "offer/"
 
 
 def write_down(down: Down, dtype: str) -> tuple[Arrays, Text]:
     """A message to one client; its values in the transfer's format."""
     values = {f"{_VALUE}{i}": block.value[0].numpy(force=True) for i, block in enumerate(down.blocks)}
+    values |= {_OFFER + unit: value.numpy(force=True) for unit, value in down.offers.items()}
     told = {_TOLD + name: value[0].numpy(force=True) for name, value in down.told.items()}
     text: Text = {
         "round": down.round,
@@ -54,6 +55,7 @@ def read_down(arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> Do
         send={unit: torch.tensor([True]) for unit in text["send"]},
         everyone=text["everyone"],
         told={name.removeprefix(_TOLD): _row(a) for name, a in arrays.items() if name.startswith(_TOLD)},
+        offers={name.removeprefix(_OFFER): torch.from_numpy(a) for name, a in whole.items() if name.startswith(_OFFER)},
     )
 
 
@@ -70,11 +72,15 @@ def write_up(up: Up, dtype: str) -> tuple[Arrays, Text]:
 
 
 def read_up(
-    arrays: Mapping[str, NDArray[Any]], down: Down, sizes: Mapping[str, int], largest_change: float
+    arrays: Mapping[str, NDArray[Any]], down: Down, sizes: Mapping[str, int], largest_change: float, chooses: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Values by unit and reports by name of one client's answer; `Refused` where a merge must not see them."""
+    """Values by unit and reports by name of one client's answer; `Refused` where a merge must not see them.
+
+    A client that `chooses` what it sends may leave out units that it was asked for.
+    """
     values = {name.removeprefix(_VALUE): a for name, a in arrays.items() if name.startswith(_VALUE)}
-    expected = {unit: sizes[unit] for unit, sends in down.send.items() if bool(sends[0])}
+    asked = {unit: sizes[unit] for unit, sends in down.send.items() if bool(sends[0])}
+    expected = {unit: size for unit, size in asked.items() if unit in values or not chooses}
     sent: dict[str, float] = {}
     for block in down.blocks:
         for unit, part in zip(block.units, torch.split(block.value[0], list(block.sizes)), strict=True):
@@ -150,6 +156,7 @@ def write_member(member: Member) -> Text:
         "labels": list(member.labels),
         "public": list(member.public),
         "units": {unit: [list(shape) for shape in signature] for unit, signature in member.units.items()},
+        "kinds": {unit: list(kinds) for unit, kinds in member.kinds.items()},
     }
 
 
@@ -158,7 +165,9 @@ def read_member(text: Mapping[str, Any]) -> Member:
     units = {str(u): tuple(tuple(int(n) for n in shape) for shape in s) for u, s in text["units"].items()}
     traits = {str(k): str(v) for k, v in text["traits"].items()}
     labels = tuple(int(n) for n in text["labels"])
-    return Member(str(text["name"]), int(text["samples"]), traits, labels, units, tuple(int(n) for n in text["public"]))
+    public = tuple(int(n) for n in text["public"])
+    kinds = {str(unit): tuple(str(kind) for kind in found) for unit, found in text["kinds"].items()}
+    return Member(str(text["name"]), int(text["samples"]), traits, labels, units, public, kinds)
 
 
 def plain(value: Any) -> Any:

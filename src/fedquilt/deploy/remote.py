@@ -25,11 +25,12 @@ from fedquilt.deploy.project import Rounds, Transfer
 from fedquilt.deploy.wire import Refused, pack, unpack
 from fedquilt.federation import SPLITS, Federation, RoundReport
 from fedquilt.fleet import Terms
-from fedquilt.messages import Down, Member
+from fedquilt.messages import Down, Member, Passed, counted
 from fedquilt.readouts import Readout
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import Rule, mean
+from fedquilt.steps import Send
 
 FROM_DEVICES = ("failed", "lost-state", "unreadable", "wrong-version", "unknown-method", "bad-letter")
 Answers = dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]]
@@ -107,6 +108,7 @@ class RemoteFederation(Federation):
         self.accepted = dict.fromkeys(self.names, FRESH)  # the token of the last accepted update of each client
         self.told = dict.fromkeys(self.names, "")  # why its last update was left out, for each client
         self.left_out: dict[str, dict[str, int]] = {}  # client -> code -> how often
+        self.chooses = any(isinstance(step, Send) for step in self.fleet.steps)
         self._terms = write_terms(terms)
 
     def step(self, evaluate: bool = True) -> RoundReport:
@@ -131,9 +133,11 @@ class RemoteFederation(Federation):
                 f"round {round_} was tried {self.rounds.attempts} times and fewer than {self.rounds.quorum:.0%} of its "
                 "clients answered; look at `fedquilt deploy status`, then go on with `fedquilt deploy run --resume`"
             )
-        moved = self.server.traffic(sorted(answers))  # before merging writes the next plan
         family = {n: i for i, crew in enumerate(self.fleet.crews) for n in crew.family.ids}
-        self.server.merge(stack(round_, answers, family))
+        ups = stack(round_, answers, family)
+        passed = [Passed.of(downs[up.ids[0]], up) for up in ups]
+        moved = counted(self.server.plan, self.server.sizes, passed)  # before merging writes the next plan
+        self.server.merge(ups)
         self.accepted |= {self.names[number]: tokens[number] for number in answers}
         evaluations = tuple(self._evaluations(round_ - 1, counts))
         refused = int(self.server.refused.sum())
@@ -214,7 +218,7 @@ class RemoteFederation(Federation):
                 arrays, text = _open(answer.content, tokens[number], self.round + 1)
                 if not last:
                     sizes = {unit: int(size[number]) for unit, size in self._sizes().items()}
-                    answers[number] = read_up(arrays, downs[number], sizes, self.transfer.largest_change)
+                    answers[number] = read_up(arrays, downs[number], sizes, self.transfer.largest_change, self.chooses)
                 counts[number] = text.get("counts", {})
                 record.answered.append(answer.client)
             except Refused as refusal:

@@ -1,6 +1,6 @@
 """The methods, by name."""
 
-from fedquilt.methods.base import Method, Prepared, State
+from fedquilt.methods.base import Heard, Method, State
 from fedquilt.methods.fedavg import FedAvg
 from fedquilt.methods.feddl import FedDL
 from fedquilt.methods.fedmn import FedMN
@@ -31,10 +31,10 @@ __all__ = [
     "FedMN",
     "FedPer",
     "FedProx",
+    "Heard",
     "Local",
     "Method",
     "ModFL",
-    "Prepared",
     "ScoreSharing",
     "State",
 ]

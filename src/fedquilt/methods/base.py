@@ -6,19 +6,18 @@ sent, what they declared, and what the server holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from fedquilt.me import Me
 from fedquilt.messages import Member, Roster, Updates
+from fedquilt.parts import Parts
 from fedquilt.sharing import Plan
-from fedquilt.training.objective import Objective, cross_entropy
-from fedquilt.units import Unit, cut
-
-if TYPE_CHECKING:
-    from fedquilt.view import StackView
+from fedquilt.steps import Install, Step, Train
+from fedquilt.training.objective import Batch
 
 State = dict[str, Any]  # tensors, numbers, texts, lists and dicts of these: a checkpoint is save(state)
 
@@ -31,64 +30,30 @@ class Heard(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """Samples that all clients hold and what they learn from them, with the settings of local training but `epochs`.
-
-    A lesson of the same `x`, `objective` and `epochs` as the last one goes on with the same engine.
-    """
-
-    x: Tensor
-    y: Tensor
-    objective: Objective
-    epochs: int
-    extras: Mapping[str, Tensor] = field(default_factory=dict)  # (k, ...) handed to the objective
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What the client half prepares before training, for a whole stack: see `Method.prepare`."""
-
-    extras: Mapping[str, Tensor] = field(default_factory=dict)  # (k, ...) handed to the objective
-    rates: Mapping[str, Tensor] = field(default_factory=dict)  # unit -> (k,) multiplier of the learning rate
-    lesson: Lesson | None = None  # what clients train on before their own data
-
-
-@dataclass(frozen=True)
 class Method:
     """The base of all methods; by itself it trains alone. Subclasses override what they change."""
 
     name: ClassVar[str] = ""
     readout: ClassVar[str] = "received"  # the read-out that a result is reported with
 
-    # --- client half ---------------------------------------------------------------------------------------------
+    # --- client half: what it holds, what it does ----------------------------------------------------------------
 
-    def wrap(self, model: nn.Module, member: Member, classes: int) -> nn.Module:
-        """The module a client trains: its own model, or a bigger one around it; forward(x): (n, classes) logits."""
-        return model
+    def parts(self, model: nn.Module, member: Member, classes: int) -> Parts:
+        """What a client of this model holds: by default just that."""
+        return Parts(model)
 
-    def cut(self, module: nn.Module) -> tuple[Unit, ...]:
-        """The units of the trained module, bottom to top."""
-        return cut(module)
+    def local(self) -> tuple[Step, ...]:
+        """What a client does in a round, step by step; the same for all clients and all rounds."""
+        return Install(), Train()
 
-    def objective(self) -> Objective:
-        """What a client minimises."""
-        return cross_entropy()
+    def predict(self, me: Me, batch: Batch) -> Tensor:
+        """A client's scores (n, classes) of some samples."""
+        return me.model(batch.x)
 
-    def prepare(self, view: StackView) -> Prepared:
-        """After installing, before training: things computed from the clients' own data, and learning rates."""
-        return Prepared()
-
-    def report(self, view: StackView) -> Mapping[str, Tensor]:
-        """After training, before sending: small facts (k, ...) for the server; may write the clients' own buffers."""
-        return {}
-
-    def predict(self, view: StackView, split: str) -> Tensor | None:
-        """Scores (k, n, classes) on a split where a prediction is not simply module(x); None where it is."""
-        return None
-
-    def lasting(self, unit: str) -> bool:
-        """Whether a unit, not being a part of the client's model, outlives it when that is replaced by another."""
-        return False
+    @property
+    def predicts(self) -> Callable[[Me, Batch], Tensor] | None:
+        """How the method predicts; None where its clients just run their module."""
+        return None if type(self).predict is Method.predict else self.predict
 
     # --- server half ---------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """FedMN (Wang et al. 2022): a pool of blocks for all, and a router that picks each client's own from its data.
 
 Equations 1 and 11 are `models.pool.ModulePool`, 5 is `models.gates.binary_concrete`, 7-10 are `models.pool.Router`, 6
-is `objective`; section II-E is `plan`. A client trains, sends and receives only the blocks its route puts to use, and
+is `_loss`; section II-E is `plan`. A client trains, sends and receives only the blocks its route puts to use, and
 the router.
 
 Deviations, each because the letter does not do what it is for:
@@ -23,30 +23,30 @@ steadier under other learning rates too, where ending at the paper's 0.1 left tw
 twelve. Local training has 59 %, FedAvg 30 % (63 % after a round of local training), the letter of the paper 30 %. The
 pool moved 26 MB where FedAvg's one small network moved 11, and 42 would be all of the pool.
 
-What passes beside the values of units (one bit a block up, and E numbers a client each way with `spread`) is not in the
-communication count.
+What passes beside the values of units (one truth value a block up, and E numbers a client each way with `spread`) is in
+the communication count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from fedquilt.me import Me
 from fedquilt.messages import Member, Roster, Updates
-from fedquilt.methods.base import Method, Prepared, State
+from fedquilt.methods.base import Method, State
 from fedquilt.methods.fedavg import circles_of_shape
 from fedquilt.models.gates import Gates, active_blocks, block_names, check_blocks, decide, paths
 from fedquilt.models.pool import Joint, RoutedNetwork, split_head
+from fedquilt.parts import Parts
 from fedquilt.sharing import Plan, UnitPlan
+from fedquilt.steps import Do, Install, Step, Train
 from fedquilt.training.batches import key_of
-from fedquilt.training.objective import Batch, Call, Context, Objective
-
-if TYPE_CHECKING:
-    from fedquilt.view import StackView
+from fedquilt.training.objective import Batch, Learner, Objective
 
 Blocks = Sequence[int]
 
@@ -87,55 +87,61 @@ class FedMN(Method):
 
     # --- client half -----------------------------------------------------------------------------------------------
 
-    def wrap(self, model: nn.Module, member: Member, classes: int) -> nn.Module:
+    def parts(self, model: nn.Module, member: Member, classes: int) -> Parts:
         if isinstance(model, RoutedNetwork):
-            return model
+            return Parts(model)
         blocks = self._blocks_of(member)
         encoder, features, width = split_head(model, len(blocks) - 1)
-        return RoutedNetwork(
-            encoder, blocks, features=features, classes=classes, width=self.width or width, dropout=self.dropout,
-            joint=self.joint, normalise=self.normalise, start=self.start, gates=self.gates,
+        return Parts(
+            RoutedNetwork(
+                encoder, blocks, features=features, classes=classes, width=self.width or width, dropout=self.dropout,
+                joint=self.joint, normalise=self.normalise, start=self.start, gates=self.gates,
+            )
         )  # fmt: skip
 
-    def objective(self) -> Objective:
-        def term(call: Call, batch: Batch, context: Context) -> Tensor:
-            given, epoch = context.extras, cast(Tensor, context.epoch)
-            logits = call(batch.x, y=batch.y, mask=batch.mask) + given["opened"]
-            noise = given["noise"].index_select(0, epoch.view(1)).squeeze(0)  # one draw an epoch, (E,)
-            scores = call(batch.x, logits=logits, noise=noise, temperature=given["temperature"])
-            loss = batch.mean(nn.functional.cross_entropy(scores, batch.y, reduction="none"))
-            return loss + self.spread * against_one_route(logits, given["usual"]) if self.spread else loss
+    def local(self) -> tuple[Step, ...]:
+        decided = Do(self._decide, data="train", reports=("active", "probabilities"))
+        return Install(), Train(Objective((self._loss,)), given=self._given, rates=self._rates), decided
 
-        return Objective((term,))
+    def _loss(self, me: Learner, batch: Batch) -> Tensor:
+        """Eq. 6, with gates drawn once an epoch."""
+        given, epoch = me.given, cast(Tensor, me.epoch)
+        logits = me.model(batch.x, y=batch.y, mask=batch.mask) + given["opened"]
+        noise = given["noise"].index_select(0, epoch.view(1)).squeeze(0)  # (E,)
+        scores = me.model(batch.x, logits=logits, noise=noise, temperature=given["temperature"])
+        loss = batch.mean(nn.functional.cross_entropy(scores, batch.y, reduction="none"))
+        return loss + self.spread * against_one_route(logits, given["usual"]) if self.spread else loss
 
-    def prepare(self, view: StackView) -> Prepared:
-        blocks, k, device = _pool_of(view), len(view.ids), view.rows.device
-        first = view.round <= self.pretrain
-        done = min(1.0, max(0.0, (view.round - 1 - self.pretrain) / max(1, view.rounds - 1 - self.pretrain)))
+    def _given(self, me: Me) -> Mapping[str, Tensor]:
+        """The noise of the gates, their temperature in this round, and what opens them all while encoders pretrain."""
+        gates = paths(_pool_of(me))
+        done = min(1.0, max(0.0, (me.round - 1 - self.pretrain) / max(1, me.rounds - 1 - self.pretrain)))
         hot, cold = self.temperatures
-        noise = [torch.rand(view.epochs, paths(blocks), generator=draw) for draw in view.generator("gates")]
-        extras = {
-            "noise": torch.stack(noise).to(device),
-            "temperature": torch.full((k,), hot * (cold / hot) ** done, device=device),
-            "opened": torch.full((k,), 1e3 if first else 0.0, device=device),  # far beyond any logit: gates open, alike
+        opened = 1e3 if me.round <= self.pretrain else 0.0  # far beyond any logit: all gates are open, alike
+        given = {
+            "noise": me.draw("gates", me.epochs, gates),
+            "temperature": me.number(hot * (cold / hot) ** done),
+            "opened": me.number(opened),
         }
-        if self.spread:
-            told = {} if view.down is None else view.down.told
-            extras["usual"] = told.get("usual", torch.full((k, paths(blocks)), 0.5)).to(device)
-        active = active_blocks(view.buffer("route"), blocks).float()  # (k, blocks)
-        rates = {name: active[:, at] for at, name in enumerate(block_names(blocks))}
-        rates["router"] = torch.full((k,), 0.0 if first else self.router_rate, device=device)
-        return Prepared(extras, rates)
+        usual = me.told.get("usual", me.number(0.5).expand(gates))
+        return given | {"usual": usual} if self.spread else given
 
-    def report(self, view: StackView) -> Mapping[str, Tensor]:
-        if view.round <= self.pretrain:
+    def _rates(self, me: Me) -> Mapping[str, Tensor]:
+        """Only active blocks learn, and the router at a rate of its own."""
+        active = active_blocks(me.values["route"], _pool_of(me)).float()
+        router = 0.0 if me.round <= self.pretrain else self.router_rate
+        rates = {name: active[at] for at, name in enumerate(block_names(_pool_of(me)))}
+        return rates | {"router": me.number(router)}
+
+    def _decide(self, me: Me) -> Mapping[str, Tensor]:
+        """The client's route, from all its training data, and which blocks it puts to use."""
+        if me.round <= self.pretrain:
             return {}
-        blocks, table = _pool_of(view), view.data("train")
-        logits = view.map(lambda call, x, y, mask: call(x, y=y, mask=mask), table.x, table.y, table.mask)  # (k, E)
+        data, blocks = cast(Batch, me.data), _pool_of(me)
+        logits = me.model(data.x, y=data.y, mask=data.mask)  # (E,)
         route = decide(logits, blocks)
-        view.buffer("route").copy_(route)
-        facts = {"active": active_blocks(route, blocks)}  # (k, blocks)
-        return facts | {"probabilities": logits.sigmoid()} if self.spread else facts
+        found = {"route": route, "active": active_blocks(route, blocks)}
+        return found | {"probabilities": logits.sigmoid()} if self.spread else found
 
     def _blocks_of(self, member: Member) -> Blocks:
         if not isinstance(self.blocks, Mapping):
@@ -234,8 +240,8 @@ def against_one_route(logits: Tensor, usual: Tensor) -> Tensor:
     return (pi * usual.clamp(0.01, 0.99).logit() + entropy).mean()
 
 
-def _pool_of(view: StackView) -> Blocks:
-    return cast(RoutedNetwork, view.family.template).pool.blocks
+def _pool_of(me: Me) -> Blocks:
+    return cast(RoutedNetwork, me.model.module).pool.blocks
 
 
 def _kind(units: Mapping[str, object]) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedquilt.methods.fedavg import FedAvg
-from fedquilt.training.objective import Objective, cross_entropy, proximal
+from fedquilt.steps import Install, Step, Train
+from fedquilt.training.objective import cross_entropy, proximal
 
 
 @dataclass(frozen=True)
@@ -23,5 +24,5 @@ class FedProx(FedAvg):
         if self.mu == 0:
             raise ValueError("FedProx with mu=0 is FedAvg: use the method 'fedavg'")
 
-    def objective(self) -> Objective:
-        return cross_entropy() + proximal(self.mu)
+    def local(self) -> tuple[Step, ...]:
+        return Install(), Train(cross_entropy() + proximal(self.mu))

@@ -25,11 +25,12 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import nn
 
-from fedquilt.messages import Roster, Updates
+from fedquilt.messages import Member, Roster, Updates
 from fedquilt.methods.base import Method, State
 from fedquilt.methods.cohorts import Task, by_affinity, by_updates, nothing_known, with_newcomer
 from fedquilt.methods.fedavg import circles_of_shape
 from fedquilt.names import unknown
+from fedquilt.parts import Parts
 from fedquilt.sharing import Plan, UnitPlan, adjusted_rand, circles_by_trait
 from fedquilt.sharing.circles import Linkage
 from fedquilt.units import Unit, cut
@@ -81,22 +82,22 @@ class ModFL(Method):
 
     # --- client half -----------------------------------------------------------------------------------------------
 
-    def cut(self, module: nn.Module) -> tuple[Unit, ...]:
-        units = cut(module)
+    def parts(self, model: nn.Module, member: Member, classes: int) -> Parts:
         if self.split is None:
-            return units
-        if {unit.name for unit in units} <= {"configuration", "operation"}:
-            units = _layers(module)
+            declared = {name: [name] for name in PAPER if isinstance(getattr(model, name, None), nn.Module)}
+            undeclared = not isinstance(getattr(model, "units", None), Mapping)
+            return Parts(model, units=declared if undeclared and len(declared) == len(PAPER) else None)
+        units = cut(model)
+        if {unit.name for unit in units} <= PAPER.keys():
+            units = _layers(model)
         if abs(self.split) >= len(units):
             raise ValueError(
-                f"modfl: split={self.split} leaves one module of {type(module).__name__} empty, which has {len(units)} "
+                f"modfl: split={self.split} leaves one module of {type(model).__name__} empty, which has {len(units)} "
                 f"units; give a number from 1 to {len(units) - 1}, or from -1 down to {1 - len(units)}"
             )
-        parts = {"configuration": units[: self.split], "operation": units[self.split :]}
-        return tuple(
-            Unit(name, tuple(n for u in part for n in u.parameters), tuple(n for u in part for n in u.buffers))
-            for name, part in parts.items()
-        )
+        modules = {"configuration": units[: self.split], "operation": units[self.split :]}
+        tensors = {name: [n for unit in part for n in unit.parameters + unit.buffers] for name, part in modules.items()}
+        return Parts(model, units=tensors)
 
     # --- server half -----------------------------------------------------------------------------------------------
 

@@ -33,36 +33,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from fedquilt.me import Me, Values
 from fedquilt.messages import Member, Roster, Updates
-from fedquilt.methods.base import Heard, Lesson, Method, Prepared, State
-from fedquilt.models.scoring import NEVER, ScoringModel, label_units
+from fedquilt.methods.base import Heard, Method, State
+from fedquilt.parts import Parts
 from fedquilt.sharing import Plan, by_labels, mean, nobody, traffic
-from fedquilt.training.objective import Batch, Call, Context, Objective
-from fedquilt.units import Unit
-
-if TYPE_CHECKING:
-    from fedquilt.view import StackView
+from fedquilt.steps import Do, Install, Step, Train
+from fedquilt.training.objective import Batch, Learner, Objective
 
 _AT_ONCE = 512  # public samples scored at a time
+NEVER = -1e9  # the logit of a label that is not owned; finite, so that 0 times it is 0
 
 
-def _score(call: Call, x: Tensor) -> Tensor:
-    return call(x).softmax(1).T  # (classes, n)
+def label_units(classes: int) -> list[str]:
+    """The names of the units of scores.
+
+    >>> label_units(2)
+    ['label-0', 'label-1']
+    """
+    return [f"label-{label}" for label in range(classes)]
 
 
-def _digest(call: Call, batch: Batch, context: Context) -> Tensor:
-    """Cross-entropy with the consensus; a sample's y is its number."""
-    target = context.extras["consensus"][batch.y]  # (B, classes)
-    return batch.mean(-(target * call(batch.x).log_softmax(1)).sum(1))
+def masked(outputs: Tensor, owned: Tensor) -> Tensor:
+    """A model's outputs (n, classes), silent about labels that its client does not own."""
+    if outputs.shape[1] != len(owned):
+        raise ValueError(
+            f"score sharing: a model gives {outputs.shape[1]} outputs, but there are {len(owned)} labels; give it an "
+            "output for every label of the federation, those that its client does not own are masked"
+        )
+    return torch.where(owned, outputs, NEVER)
 
 
-DIGEST = Objective((_digest,))
+def _learn(me: Learner, batch: Batch) -> Tensor:
+    """Cross-entropy over the labels that the client owns."""
+    outputs = masked(me.model(batch.x), me.given["owned"])
+    return batch.mean(nn.functional.cross_entropy(outputs, batch.y, reduction="none"))
+
+
+def _digest(me: Learner, batch: Batch) -> Tensor:
+    """Cross-entropy with the consensus about each sample."""
+    target = me.given["consensus"][cast(Tensor, batch.index)]  # (B, classes)
+    return batch.mean(-(target * masked(me.model(batch.x), me.given["owned"]).log_softmax(1)).sum(1))
 
 
 @dataclass(frozen=True)
@@ -94,7 +110,7 @@ class ScoreSharing(Method):
 
     # --- client half -----------------------------------------------------------------------------------------------
 
-    def wrap(self, model: nn.Module, member: Member, classes: int) -> nn.Module:
+    def parts(self, model: nn.Module, member: Member, classes: int) -> Parts:
         if not member.public:
             raise ValueError(
                 f"score sharing: client '{member.name}' holds no public samples; give the scenario common=(x, y), and "
@@ -105,83 +121,71 @@ class ScoreSharing(Method):
                 f"score sharing: there are public samples of label {len(member.public) - 1}, which nobody ever owns; "
                 "leave them out"
             )
-        return ScoringModel(model, member.labels, member.public, by_sample=self.scored == "own")
+        sizes = [n * classes if self.scored == "own" else sum(member.public) for n in member.public]
+        scores = {unit: torch.zeros(size) for unit, size in zip(label_units(classes), sizes, strict=True)}
+        return Parts(model, state=scores | {"heard": torch.zeros(classes)}, units={"model": ["*"]})
 
-    def cut(self, module: nn.Module) -> tuple[Unit, ...]:
-        assert isinstance(module, ScoringModel)
-        return module.cut()
+    def local(self) -> tuple[Step, ...]:
+        build = Train(Objective((_learn,)), given=lambda me: {"owned": me.owned})
+        if not self.distil:
+            return Install(), build, Do(self._score)
+        digest = Objective((_digest,), needs_index=True)
+        distil = Train(digest, data="common", epochs=self.distil, given=self._lesson, from_round=2)
+        return Install(), distil, build, Do(self._score)
 
-    def lasting(self, unit: str) -> bool:
-        return unit.startswith("label-")
+    def _lesson(self, me: Me) -> Mapping[str, Tensor]:
+        """(n, classes) the consensus about the reference samples, as probabilities."""
+        assert me.public is not None
+        consensus = self._decisive(me).clamp(min=0).T  # (public, classes)
+        return {"consensus": consensus / consensus.sum(1, keepdim=True).clamp(min=1e-12), "owned": me.owned}
 
-    def prepare(self, view: StackView) -> Prepared:
-        if not self.distil or view.round == 1 or view.common is None:
-            return Prepared()
-        consensus = self._decisive(view)[:, :, : len(view.common)].clamp(min=0).transpose(1, 2)  # (k, n, classes)
-        consensus = consensus / consensus.sum(2, keepdim=True).clamp(min=1e-12)
-        numbers = torch.arange(len(view.common))
-        return Prepared(lesson=Lesson(view.common.x, numbers, DIGEST, self.distil, {"consensus": consensus}))
+    def _score(self, me: Me) -> Mapping[str, Tensor]:
+        """Build's scores s_i, and the local update: what the client sends, and how much of it is more than 0."""
+        assert me.public is not None
+        said = torch.cat([masked(me.model(x), me.owned).softmax(1) for x in me.public.split(_AT_ONCE)]).T
+        consensus, heard = self._consensus(me)
+        alpha = self._alpha(me.samples, said.shape[1])
+        updated = (consensus + alpha * said) / (1 + alpha if self.normalise else 1.0)  # (classes, public)
+        return self._as_units(me, updated) | {"heard": (heard + alpha) / (1 + alpha)}
 
-    def report(self, view: StackView) -> Mapping[str, Tensor]:
-        own, (consensus, heard) = self._own_scores(view), self._consensus(view)
-        alpha = self._alpha(torch.tensor(view.samples, device=own.device), own.shape[2])[:, None]  # (k, 1)
-        scale = 1 + alpha if self.normalise else torch.ones_like(alpha)
-        updated = (consensus + alpha[:, :, None] * own) / scale[:, :, None]  # the local update
-        _scores(view).copy_(self._as_units(updated, view))
-        view.buffer("heard").copy_((heard + alpha) / (1 + alpha))
-        return {}
+    def predict(self, me: Me, batch: Batch) -> Tensor:
+        own = masked(me.model(batch.x), me.owned)
+        if batch.public is None:
+            return own
+        agreed = self._decisive(me).T[batch.public.clamp(min=0)]  # (n, classes)
+        return torch.where((batch.public >= 0)[:, None], agreed, own)
 
-    def predict(self, view: StackView, split: str) -> Tensor | None:
-        table = view.data(split)
-        if table.public is None or not bool((table.public >= 0).any()):
-            return None
-        scores = self._decisive(view).transpose(1, 2)  # (k, public, classes)
-        place = table.public.clamp(min=0)[:, :, None].expand(-1, -1, view.classes)
-        scores, public = scores.gather(1, place), table.public >= 0  # (k, n, classes), (k, n)
-        if bool((public | (table.mask == 0)).all()):
-            return scores
-        own = [view.map(lambda call, x: call(x), part) for part in torch.split(table.x, _AT_ONCE, dim=1)]
-        return torch.where(public[:, :, None], scores, torch.cat(own, dim=1))
+    def _consensus(self, me: Me) -> tuple[Tensor, Tensor]:
+        """(classes, public) f_G and (classes,) how much of it was heard: as received, else what the client has."""
+        heard = list(me.values["heard"])
+        for label, unit in enumerate(label_units(me.classes)):
+            if unit in me.receives:
+                heard[label] = torch.where(me.receives[unit], me.told["heard"][label], heard[label])
+        return self._by_label(me, me.received) * me.owned[:, None], torch.stack(heard) * me.owned
 
-    def _own_scores(self, view: StackView) -> Tensor:
-        """(k, classes, public) what the clients' models say about the public samples."""
-        x = view.public
-        assert x is not None  # `wrap` has seen to it
-        return torch.cat([view.map(partial(_score, x=part)) for part in torch.split(x, _AT_ONCE)], dim=2)
-
-    def _consensus(self, view: StackView) -> tuple[Tensor, Tensor]:
-        """(k, classes, public) f_G and (k, classes) how much of it was heard: as received, else what the client has."""
-        scores, heard, at = _scores(view).clone(), view.buffer("heard").clone(), 0
-        for label, unit in enumerate(label_units(view.classes)):
-            value, size = view.received(unit), view.family.layout.size(unit)
-            if value is not None and view.down is not None:
-                here, mine = view.receives(unit).to(scores.device), scores[:, at : at + size]
-                mine.copy_(torch.where(here[:, None], value.to(scores.device), mine))
-                told = view.down.told["heard"][:, label].to(scores.device)
-                heard[:, label] = torch.where(here, told, heard[:, label])
-            at += size
-        owned = view.buffer("owned")
-        return self._by_label(scores, view) * owned[:, :, None], heard * owned
-
-    def _by_label(self, units: Tensor, view: StackView) -> Tensor:
-        """(k, classes, public) from scores in the order of the units, (k, classes * public)."""
-        if self.scored == "all":
-            return units.reshape(len(units), view.classes, -1)
-        by_sample = units.reshape(len(units), -1, view.classes).transpose(1, 2)  # samples in the order of their labels
-        return by_sample[:, :, _order(view).argsort()]
-
-    def _as_units(self, scores: Tensor, view: StackView) -> Tensor:
-        """The other way round."""
-        return scores.flatten(1) if self.scored == "all" else scores[:, :, _order(view)].transpose(1, 2).flatten(1)
-
-    def _decisive(self, view: StackView) -> Tensor:
-        """(k, classes, public) scores to decide by: of the consensus, or the clients' own before installing."""
-        scores, heard = self._by_label(_scores(view), view), view.buffer("heard")
-        if view.installed:
-            scores, heard = self._consensus(view)
+    def _decisive(self, me: Me) -> Tensor:
+        """(classes, public) scores to decide by: of the consensus, or the client's own before installing."""
+        scores, heard = self._by_label(me, me.values), me.values["heard"]
+        if me.installed:
+            scores, heard = self._consensus(me)
         if self._corrects:
-            scores = scores / heard.clamp(min=1e-12)[:, :, None]
-        return torch.where(view.buffer("owned")[:, :, None] > 0, scores, NEVER)
+            scores = scores / heard.clamp(min=1e-12)[:, None]
+        return torch.where(me.owned[:, None], scores, NEVER)
+
+    def _by_label(self, me: Me, values: Values) -> Tensor:
+        """(classes, public) scores from the units."""
+        units = torch.cat([values[unit] for unit in label_units(me.classes)])
+        if self.scored == "all":
+            return units.view(me.classes, -1)
+        return units.view(-1, me.classes).T[:, _order(me).argsort()]  # units hold samples in the order of their labels
+
+    def _as_units(self, me: Me, scores: Tensor) -> dict[str, Tensor]:
+        """The other way round."""
+        names = label_units(me.classes)
+        if self.scored == "all":
+            return dict(zip(names, scores, strict=True))
+        by_sample = scores[:, _order(me)].T.flatten()
+        return dict(zip(names, by_sample.split([len(me.values[unit]) for unit in names]), strict=True))
 
     @property
     def _corrects(self) -> bool:
@@ -252,7 +256,7 @@ class ScoreSharing(Method):
         scores = by_labels(labels, roster.classes, state["beta"], pull)
         # Every owner sends: beta 0 is no reason to fall silent, and a label of one client waits for its next owner.
         asked = {unit: _owned(roster)[:, at] & ~scores.sends(unit) for at, unit in enumerate(scores.units)}
-        return nobody(["model", "owned"], len(roster)) | scores.but(asked=asked)
+        return nobody(["model", "heard"], len(roster)) | scores.but(asked=asked)
 
     def _accuracy(self, updates: Updates, roster: Roster, heard: Tensor) -> Tensor:
         """(K, classes) how often those who sent are right about the reference samples of each label."""
@@ -291,12 +295,7 @@ def _owned(roster: Roster) -> Tensor:
     return torch.tensor([[label in m.labels for label in range(roster.classes)] for m in roster.members])
 
 
-def _scores(view: StackView) -> Tensor:
-    """(k, classes * public) the clients' scores of the public samples, in the order of the units; may be written to."""
-    return view.family.layout.take(view.rows, *label_units(view.classes))
-
-
-def _order(view: StackView) -> Tensor:
+def _order(me: Me) -> Tensor:
     """(public,) the public samples by label, and as they come inside a label."""
-    labels = torch.cat([split.y for split in (view.common, view.public_test) if split is not None])
-    return labels.argsort(stable=True).to(view.rows.device)
+    assert me.public_y is not None
+    return me.public_y.argsort(stable=True)

@@ -13,27 +13,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedquilt.me import Me, each
 from fedquilt.training.evaluate import confusion, f_by_class
 from fedquilt.training.layers import padding
+from fedquilt.training.objective import Batch
 from fedquilt.view import StackView, Table
 
 _SAMPLES_AT_ONCE = 2**16  # of all clients of a stack together; no client has less than 32 of them
 _MOST_AT_ONCE = 512  # of one client
 
-Predict = Callable[[StackView, str], Tensor | None]
+Predict = Callable[[Me, Batch], Tensor]
 
 
 @dataclass
 class Look:
     """Some clients of one family after a round, as a read-out sees them; scores are computed once and shared.
 
-    `memory` lasts from round to round: a read-out may keep tensors there under its own name. `fine_tune` gives rows
-    trained on for one more round of local training.
+    `predict` is how the method predicts, None: by its module alone. `memory` lasts from round to round: a read-out may
+    keep tensors there under its own name. `fine_tune` gives rows trained on for one more round of local training.
     """
 
     received: StackView
     adapted: StackView
-    predict: Predict
+    predict: Predict | None
     memory: dict[str, Tensor] = field(default_factory=dict)
     fine_tune: Callable[[Tensor], Tensor] | None = None
     last: bool = False
@@ -53,15 +55,31 @@ class Look:
     def scores(self, which: str, split: str) -> Tensor:
         """Class scores of a model on a split, (k, n, classes): received, adapted, or a model that `rows` has made.
 
-        "own" is the adapted module itself, whatever the method predicts with.
+        "own" is the adapted model by itself, even where a method knows more about public samples.
         """
         if (which, split) not in self._scores:
             view = {"received": self.received, "adapted": self.adapted, "own": self.adapted}.get(which)
             if view is None:
                 view = replace(self.received, rows=self._rows[which])
-            own = None if which == "own" else self.predict(view, split)
-            self._scores[which, split] = _forward(view, split) if own is None else own
+            self._scores[which, split] = self._predicted(view, split, which == "own")
         return self._scores[which, split]
+
+    def _predicted(self, view: StackView, split: str, own: bool) -> Tensor:
+        """(k, n, classes) what clients answer; `own`: as if they knew no public sample."""
+        predict = self.predict
+        if predict is None:
+            return _forward(view, split)
+        table = view.data(split)
+        if own:
+            table = replace(table, public=None)
+
+        def answer(me: Me) -> dict[str, Tensor]:
+            assert me.data is not None
+            return {"scores": predict(me, me.data)}
+
+        chunks = [table.samples(at, at + _MOST_AT_ONCE) for at in range(0, table.y.shape[1], _MOST_AT_ONCE)]
+        parts = [each(view, answer, chunk, padded=True)["scores"] for chunk in chunks]
+        return torch.cat(parts, dim=1) if parts else torch.zeros(*table.y.shape, view.classes, device=table.y.device)
 
     def measures(self, predicted: Tensor) -> Tensor:
         """(k, classes) F-measures of predictions (k, n) on the validation split; 0 for a class that is not in it."""

@@ -116,7 +116,8 @@ class Job:
 class Recipe:
     """What an engine is built for: a family's module, how it lies in a row, its samples, settings and objective.
 
-    On a CPU a step of a stack is traced when it has come `trace_after` times.
+    `trains` names the parameters that are trained, None: all that are not frozen. On a CPU a step of a stack is traced
+    when it has come `trace_after` times.
     """
 
     template: nn.Module
@@ -125,7 +126,14 @@ class Recipe:
     training: Training
     objective: Objective
     device: torch.device
+    trains: frozenset[str] | None = None
     trace_after: int = 12
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The parameters that are trained."""
+        free = (name for name in self.layout.parameter_names if name not in self.layout.frozen)
+        return tuple(name for name in free if self.trains is None or name in self.trains)
 
     def module(self) -> nn.Module:
         """A copy of the module for the engine to keep, in training mode, on the device."""

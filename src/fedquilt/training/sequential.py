@@ -13,7 +13,7 @@ from fedquilt.training.batches import Schedule, orders, seed_device, streams
 from fedquilt.training.dropout import drawing
 from fedquilt.training.engine import Job, Recipe
 from fedquilt.training.layers import prepare_one
-from fedquilt.training.objective import Batch, Context
+from fedquilt.training.objective import Batch, Learner, Model
 from fedquilt.training.optim import Optimiser, hold_back
 
 
@@ -34,7 +34,7 @@ class Sequential:
             place = layout.places[name]
             named[name].data = self.flat[place.start : place.stop].view(place.shape)
         self.named = {name: named[name] for name in layout.parameter_names}
-        self.trained = tuple(name for name, parameter in self.named.items() if parameter.requires_grad)
+        self.trained = recipe.trained
         # A model may write its buffers in place or put new tensors there: each has a slot where it is looked up.
         self.slots: dict[str, tuple[dict[str, Tensor | None], str]] = {}
         for name in layout.buffer_names:
@@ -64,7 +64,7 @@ class Sequential:
         order = orders(torch.from_numpy(stream), None, count)
         draw = torch.tensor(stream[0, 0], device=recipe.device)
         indices = schedule.indices(order, torch.zeros(1, dtype=torch.int64))[0].to(x.device)  # (S, B)
-        anchor = layout.split_parameters(self.flat.clone()) if recipe.objective.needs_anchor else {}
+        begun = layout.split_parameters(self.flat.clone()) if recipe.objective.needs_start else {}
         extras = {name: value[at] for name, value in job.extras.items()}
         names, scales = self.trained, {}
         if job.scale is not None:  # what has the rate 0 rests, and only what has another rate than 1 must be scaled
@@ -77,10 +77,11 @@ class Sequential:
             index = indices[step]
             if schedule.mask is not None:  # the last batch of an epoch may be short: it is cut, not padded
                 index = index[: int(schedule.mask[0, step].sum())]
-            batch = Batch(x[index].to(recipe.device), y[index].to(recipe.device))
-            context = Context(self.named, anchor, extras, schedule.epoch[0, step])
+            which = index.to(recipe.device) if recipe.objective.needs_index else None
+            batch = Batch(x[index].to(recipe.device), y[index].to(recipe.device), index=which)
+            me = Learner(Model(self.module), self.named, begun, extras, schedule.epoch[0, step])
             with drawing(draw + step):
-                loss = recipe.objective(self.module, batch, context)
+                loss = recipe.objective(me, batch)
             if not trained:
                 total += loss.detach()
                 continue

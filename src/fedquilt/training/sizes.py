@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedquilt.training.engine import Recipe
 from fedquilt.training.layers import prepare_one
-from fedquilt.training.objective import Batch, Context
+from fedquilt.training.objective import Batch, Learner, Model
 
 _WORKER_BYTES = 3 * 2**24  # of the stack of a worker, which has one core: bigger ones are hardly faster
 
@@ -47,12 +47,14 @@ def size_of_a_client(recipe: Recipe, extras: Mapping[str, Tensor]) -> Size:
 
     module, samples = prepare_one(recipe.module()), recipe.samples
     first = slice(min(recipe.training.batch, samples.count[0]))
-    batch = Batch(*(table[first].to(recipe.device) for table in samples.parts[samples.part[0]]))
+    x, y = (table[first].to(recipe.device) for table in samples.parts[samples.part[0]])
+    batch = Batch(x, y, index=torch.arange(len(y), device=recipe.device))
     named = dict(module.named_parameters())
-    anchor = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_anchor else {}
-    context = Context(named, anchor, {n: v[0] for n, v in extras.items()}, torch.zeros((), dtype=torch.int64))
+    begun = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_start else {}
+    given = {name: value[0] for name, value in extras.items()}
+    me = Learner(Model(module), named, begun, given, torch.zeros((), dtype=torch.int64))
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        recipe.objective(module, batch, context)
+        recipe.objective(me, batch)
     return Size(4 * recipe.layout.width * 6 + 3 * sum(saved), len(saved))
 
 

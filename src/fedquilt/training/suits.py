@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt.training.engine import Recipe
+from fedquilt.training.objective import INDEX
 
 _TOLERANCE = 1e-3  # of the greatest number; what padding changes is more
 
@@ -50,13 +51,15 @@ def padding_matters(recipe: Recipe, gradients: Gradients, row: Tensor, extras: M
     strangers = torch.stack([others[-1][-1], x[0]])  # two paddings that no layer can take for the same
     one = layout.split_parameters(row[: layout.parameters].to(recipe.device))
     named = {name: value[None].clone() for name, value in one.items()}
-    frozen = {name: named[name] for name in layout.frozen}
-    trained = {name: value for name, value in named.items() if name not in frozen}
-    anchor = named if recipe.objective.needs_anchor else {}
-    buffers = row[None, layout.parameters :].to(recipe.device)
+    trained = {name: named[name] for name in recipe.trained}
+    frozen = {name: value for name, value in named.items() if name not in trained}
+    anchor = named if recipe.objective.needs_start else {}
+    buffers = row[None, layout.parameters : layout.trained].to(recipe.device)
     zero = torch.zeros(1, dtype=torch.int64, device=recipe.device)
     mine = {name: value[:1].to(recipe.device) for name, value in extras.items()}
     real = min(len(y), 2)
+    if recipe.objective.needs_index:
+        mine[INDEX] = torch.arange(real + 1, device=recipe.device)[None] % real
     mask = torch.tensor([[1.0] * real + [0.0]], device=recipe.device)
     label = torch.cat([y[:real], y[:1]])[None].to(recipe.device)
     found = []

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedquilt.graph import Graph, captures
@@ -24,7 +24,7 @@ from fedquilt.training.batches import Schedule, orders, seed_device, streams
 from fedquilt.training.dropout import drawing
 from fedquilt.training.engine import Job, Recipe
 from fedquilt.training.layers import padding, prepare_stack, stackable
-from fedquilt.training.objective import Batch, Context
+from fedquilt.training.objective import INDEX, Batch, Learner, Model
 from fedquilt.training.optim import Optimiser, hold_back
 from fedquilt.training.sizes import memory_budget
 from fedquilt.training.suits import python_state
@@ -107,12 +107,9 @@ class Vectorised:
             own = {name: part.clone() for name, part in layout.split_buffers(buffer).items()} if buffer.numel() else {}
             state = named | own  # one dict: a buffer that the model replaces is written back into it
 
-            def call(x: Tensor, **kwargs: Any) -> Tensor:
-                result: Tensor = functional_call(module, state, (x,), kwargs)
-                return result
-
+            me = Learner(Model(module, state), named, anchor, extras, epoch)
             with padding(mask), drawing(draw):
-                loss = objective(call, Batch(x, y, mask), Context(named, anchor, extras, epoch))
+                loss = objective(me, Batch(x, y, mask, extras.get(INDEX)))
             after = torch.cat([state[name].reshape(-1).float() for name in own]) if own else buffer
             return loss, after
 
@@ -146,11 +143,11 @@ class _Stage:
         self.rows = torch.empty_like(job.rows) if self.own else job.rows
         # While they train, each parameter of all clients lies by itself: gradients need no joining, products are fast.
         shaped = {n: torch.empty(k, *layout.places[n].shape, device=device) for n in layout.parameter_names}
-        self.frozen = {n: shaped[n] for n in layout.frozen}
-        self.trained = {n: tensor for n, tensor in shaped.items() if n not in self.frozen}
-        self.buffers = torch.empty(k, layout.width - layout.parameters, device=device)
+        self.trained = {n: shaped[n] for n in recipe.trained}
+        self.frozen = {n: tensor for n, tensor in shaped.items() if n not in self.trained}
+        self.buffers = torch.empty(k, layout.trained - layout.parameters, device=device)
         self.optimiser = Optimiser(recipe.training, list(self.trained.values()))
-        self.anchor = {n: torch.empty_like(t) for n, t in shaped.items()} if recipe.objective.needs_anchor else {}
+        self.anchor = {n: torch.empty_like(t) for n, t in shaped.items()} if recipe.objective.needs_start else {}
         self.extras = {name: torch.empty_like(value, device=device) for name, value in job.extras.items()}
         self.scale = None if job.scale is None else torch.empty_like(job.scale, device=device)
         # Each client's random stream in each epoch and where its samples start: what a round must know of who is in.
@@ -249,7 +246,7 @@ class _Stage:
             elif name in self.trained:
                 row.copy_(tensor)
         if self.buffers.shape[1]:
-            row = self.rows[:, layout.parameters :]
+            row = self.rows[:, layout.parameters : layout.trained]
             if inwards:
                 self.buffers.copy_(row)
             else:
@@ -260,8 +257,11 @@ class _Stage:
         mask = None if self.mask is None else self.pick(self.mask, at)
         epoch = self.pick(self.epoch, at)
         draw = self.draw[:, 0] + (self.step if at is None else at) if self.engine.drops else None
+        extras = self.extras
+        if self.recipe.objective.needs_index:
+            extras = {**extras, INDEX: self.pick(self.indices, at)[:, : self.size(at)] - self.draw[:, -1:]}
         arguments = (
-            self.trained, self.frozen, self.buffers, *self.batch(at), mask, self.anchor, epoch, draw, self.extras
+            self.trained, self.frozen, self.buffers, *self.batch(at), mask, self.anchor, epoch, draw, extras
         )  # fmt: skip
         gradients, losses, buffers = self.program(arguments)(*arguments)
         moves = None if mask is None else (mask.amax(dim=1) > 0).to(losses.dtype)  # (k,) 0 for who has finished
@@ -287,7 +287,7 @@ class _Stage:
 
     def batch(self, at: int | None) -> Sequence[Tensor]:
         """The samples (k, B, ...) and labels (k, B) of a step."""
-        size = self.short if at is not None and self.is_short(at) else None
+        size = self.size(at)
         if self.batches and at is not None:
             return [of_all[at][:, :size] for of_all in self.batches]
         index, tables = self.pick(self.indices, at)[:, :size], (self.recipe.samples.x, self.recipe.samples.y)
@@ -295,6 +295,10 @@ class _Stage:
             return [table[index] for table in tables]
         # samples that do not fit on the device rest in host memory
         return [table[index.cpu()].to(index.device) for table in tables]
+
+    def size(self, at: int | None) -> int | None:
+        """How many samples a client's batch of a step has; None: as many as there are places."""
+        return self.short if at is not None and self.is_short(at) else None
 
     def lr_now(self) -> float | Tensor:
         """The learning rate; where a graph is captured it is read from the device, anew in each replay."""

@@ -1,0 +1,97 @@
+"""What a client holds: its model, further models beside it, and state that a method keeps with the client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor, nn
+
+from fedquilt.units import Cut, Unit, cut
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a client holds. One model keeps its own units; those of several are called `part/unit`.
+
+    `models` are named parts; `predicts` is the one that a client predicts with and that its user gets. `state` holds
+    the first values of tensors that go with the client and are no part of a model: each is a unit by its name, private
+    unless a plan shares it. `units` cuts a single model otherwise than it would be.
+
+    >>> parts = Parts({"shared": nn.Linear(2, 1), "personal": nn.Linear(2, 1)}, predicts="personal")
+    >>> [unit.name for unit in parts.cut()]
+    ['shared/model', 'personal/model']
+    >>> import torch
+    >>> [unit.name for unit in Parts(nn.Linear(2, 1), state={"drift": torch.zeros(3)}).cut()]
+    ['model', 'drift']
+    """
+
+    models: nn.Module | Mapping[str, nn.Module]
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    predicts: str = ""
+    units: Cut | tuple[Unit, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.models, nn.Module):
+            if self.units is not None:
+                raise ValueError("several models are cut each by itself; give `units` for a single one only")
+            if self.predicts not in self.models:
+                raise ValueError(
+                    f"a client that holds {', '.join(self.models)} predicts with one of them, not '{self.predicts}'"
+                )
+
+    def module(self) -> nn.Module:
+        """All of it as one module: the model itself where there is nothing else."""
+        if isinstance(self.models, nn.Module) and not self.state:
+            return self.models
+        return Holding(self)
+
+    def cut(self) -> tuple[Unit, ...]:
+        """The units of that module, bottom to top, part after part, state at the end."""
+        if isinstance(self.models, nn.Module):
+            units = self.units if isinstance(self.units, tuple) else cut(self.models, self.units)
+            if not self.state:
+                return units
+            units = tuple(_inside(unit, Holding.ONE) for unit in units)
+        else:
+            units = tuple(
+                replace(_inside(unit, part), name=f"{part}/{unit.name}")
+                for part, model in self.models.items()
+                for unit in cut(model)
+            )
+        return units + tuple(Unit(name, (), (f"{Holding.STATE}.{name}",), state=True) for name in self.state)
+
+
+def _inside(unit: Unit, part: str) -> Unit:
+    """A unit of a model that is a part of something bigger."""
+    names = ([f"{part}.{name}" for name in tensors] for tensors in (unit.parameters, unit.buffers))
+    parameters, buffers = (tuple(each) for each in names)
+    return replace(unit, parameters=parameters, buffers=buffers)
+
+
+class Holding(nn.Module):
+    """The models that a client holds and a method's state beside them, as one module; it runs one of the models."""
+
+    ONE, STATE = "model", "state"
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__()
+        models = {self.ONE: parts.models} if isinstance(parts.models, nn.Module) else parts.models
+        self.predicts = parts.predicts or self.ONE
+        for name, model in models.items():
+            if not name.isidentifier() or name == self.STATE or hasattr(self, name):
+                raise ValueError(f"'{name}' cannot be the name of a part; take another word")
+            self.add_module(name, model)
+        if parts.state:
+            self.add_module(self.STATE, nn.Module())
+            for name, value in parts.state.items():
+                self.get_submodule(self.STATE).register_buffer(name, value.detach().clone())
+
+    def forward(self, x: Tensor, part: str = "", **kwargs: object) -> Tensor:
+        out: Tensor = self.get_submodule(part or self.predicts)(x, **kwargs)
+        return out
+
+
+def model_of(module: nn.Module) -> nn.Module:
+    """The user's own model in what a client holds: the one that it predicts with."""
+    return module.get_submodule(module.predicts) if isinstance(module, Holding) else module
