@@ -94,12 +94,11 @@ def test_an_answer_says_these_things_and_no_others(tmp_path: Path, scenario: Sce
     federation.step()
     hello, *rounds = post.up["client-0"]
     assert set(unpack(hello)[1]) == {"member", "changes", "token", "kind"}
-    assert set(unpack(hello)[1]["member"]) == {"name", "samples", "traits", "labels", "public", "units"}
+    assert set(unpack(hello)[1]["member"]) == {"name", "samples", "traits", "labels", "public", "units", "kinds"}
     for answer in rounds:
         arrays, text = unpack(answer)
         assert set(text) <= {"round", "counts", "token", "kind"}
-        assert {name.split("/")[0] for name in arrays} == {"value", "report"}
-        assert [name for name in arrays if name.startswith("report/")] == ["report/loss"]
+        assert {name.split("/")[0] for name in arrays} == {"value"}
 
 
 def test_no_text_of_an_exception_leaves(

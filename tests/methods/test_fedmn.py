@@ -232,7 +232,8 @@ def test_pretraining_circulates_the_encoders_only_and_is_counted() -> None:
     assert torch.equal(layout.take(received.rows, "output.0"), layout.take(first, "output.0"))
     assert (layout.take(received.rows, "encoder.0") != layout.take(first, "encoder.0")).any()
     full = sum(layout.size(name) for name in blocks) + layout.size("router")
-    assert of.step(evaluate=False).traffic.total_up == 4 * 24 * full
+    told = 24 * len(blocks)  # which blocks its route puts to use, a byte each
+    assert of.step(evaluate=False).traffic.total_up == 4 * 24 * full + told
 
 
 def test_clients_that_sit_a_round_out_keep_their_route_and_their_circles() -> None:

@@ -199,10 +199,11 @@ def test_nothing_but_scores_of_own_labels_is_sent() -> None:
                     counts[unit] = counts.get(unit, 0) + size
     assert sent == {i: {f"label-{label}": 2 * 8 for label in labels} for i, labels in enumerate(LABELS)}
     assert moved[0].bytes_up.tolist() == [4 * 8 * 2] * 3  # public samples x labels
-    assert moved[0].total_down == 0  # there is nothing to tell yet
-    assert moved[1].bytes_down.tolist() == [4 * 8, 4 * 8 * 2, 4 * 8]  # labels that others have too
+    told = 4 * 4  # how much was heard of each label
+    assert moved[0].bytes_down.tolist() == [told] * 3  # there are no scores to receive yet
+    assert moved[1].bytes_down.tolist() == [told + n for n in (4 * 8, 4 * 8 * 2, 4 * 8)]  # labels that others have too
     described = fed.method.describe(fed.server.state, fed.server.plan, fed.server.roster)
-    assert described["bytes_of_scores_a_round"] == moved[1].total_up + moved[1].total_down
+    assert described["bytes_of_scores_a_round"] == moved[1].total_up + moved[1].total_down - 3 * told
     assert described["bytes_of_models_a_round"] == 2 * 4 * 3 * 32  # up and down, three models of 4 x 8 weights
     assert not any("model" in shelf.units for shelf in fed.server.shelves)  # the server holds no parameters
 
