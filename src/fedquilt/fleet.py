@@ -79,6 +79,11 @@ class Fleet:
             if name not in (*ENGINES, "auto"):
                 raise ValueError(unknown(name, ("auto", *ENGINES), "engine"))
         self.terms, self.device = terms, torch.device(device)
+        if terms.method.needs_plain_sgd and (terms.training.optimiser != "sgd" or terms.training.momentum):
+            raise ValueError(
+                f"the method '{terms.method.name}' reads gradients off the way that clients go, which holds for plain "
+                "SGD only; train with optimiser=sgd and momentum=0"
+            )
         self.engine_name, self.clients_at_once = engine, clients_at_once
         self.clients = tuple(clients)
         self.numbers = tuple(numbers) if numbers is not None else tuple(range(len(clients)))
@@ -99,7 +104,8 @@ class Fleet:
         now = {}
         for crew in self.crews:
             for number, client in zip(crew.family.ids, crew.clients, strict=True):
-                now[number] = self._member(client, crew.family.layout.units, crew.family.layout.signatures)
+                layout = crew.family.layout
+                now[number] = self._member(client, layout.units, layout.signatures, layout.statistics)
         return dict(sorted(now.items()))
 
     def first_values(self, draw: int = 0) -> dict[tuple[str, Signature], Tensor]:
@@ -209,11 +215,12 @@ class Fleet:
             return self.terms.method.parts(model, self._member(client, ()), self.terms.classes)
 
     def _member(
-        self, client: Client, units: Sequence[Unit], signatures: Mapping[str, Signature] | None = None
+        self, client: Client, units: Sequence[Unit], signatures: Mapping[str, Signature] | None = None,
+        statistics: Mapping[str, int] | None = None,
     ) -> Member:  # fmt: skip
         return Member(
             client.name, client.samples, client.traits, client.labels, signatures or {}, self.terms.public_counts,
-            {unit.name: unit.kinds for unit in units},
+            {unit.name: unit.kinds for unit in units}, statistics or {},
         )  # fmt: skip
 
     def _first_rows(self, family: Family, modules: Mapping[int, nn.Module]) -> Rest:
@@ -255,7 +262,7 @@ class Fleet:
                 self.install(crew.family, rows, down)
                 view = replace(view, installed=True)
             elif isinstance(step, Train):
-                if down.round >= step.from_round:
+                if down.round >= step.from_round and step.when != "tuning":
                     crew.loss = self._train(crew, number, Job(rows, places, down.round, view.lr, home=True), view)
             elif isinstance(step, Do):
                 found = each(view, step.function, None if step.data is None else view.data(step.data))
@@ -280,7 +287,8 @@ class Fleet:
         assert isinstance(step, Train)
         given = each(view, step.given) if step.given is not None else {}
         rates = each(view, step.rates) if step.rates is not None else {}
-        job = replace(job, scale=scale_of(crew.family, rates, job.rows), extras=given)
+        scale = scale_of(crew.family, rates, job.rows)
+        job = replace(job, lr=step.lr or job.lr, scale=scale, extras=given)
         engine = crew.engines.get(number) or self._start(crew, number, job.rows, given)
         rest = resting_of(crew.family, self._picks(crew, step), rates, job.rows)
         loss = self._work(engine, crew.at_once, job)
@@ -362,7 +370,7 @@ class Fleet:
         crew = self.crews[self.home[ids[0]][0]]
         view = self.view(crew, tuple(ids), rows.clone(), None, round_)
         for number, step in enumerate(self.steps):
-            if isinstance(step, Train) and step.data == "train":
+            if isinstance(step, Train) and step.data == "train" and step.when != "round":
                 self._train(crew, number, Job(view.rows, crew.places(tuple(ids)), round_, view.lr), view)
         return view.rows
 
@@ -375,7 +383,7 @@ class Fleet:
         """What a method's client half sees of some clients; `installed`: what was received is in the rows."""
         places = crew.places(ids)
         now = down.round if down is not None else (self.round if round_ is None else round_)
-        own = [step for step in self.steps if isinstance(step, Train) and step.data == "train"]
+        train = [step for step in self.steps if isinstance(step, Train) and step.when != "tuning"]
 
         def tables(split: str) -> Table:
             whole = self._table(crew, split)
@@ -389,7 +397,7 @@ class Fleet:
             rounds=self.terms.training.rounds,
             epochs=self.terms.training.epochs,
             batch=self.terms.training.batch,
-            passes=sum(s.epochs or self.terms.training.epochs for s in own),
+            passes=sum(step.epochs or self.terms.training.epochs for step in train if step.data == "train"),
             lr=self.terms.training.rate(now),
             seed=self.terms.seed,
             classes=self.terms.classes,

@@ -30,6 +30,8 @@ class Member:
     units: Mapping[str, Signature]  # in order, bottom to top
     public: tuple[int, ...] = ()  # how many public samples of each label it holds
     kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of layers, by unit: norm, linear, ...
+    statistics: Mapping[str, int] = field(default_factory=dict)  # how many of a unit's numbers, the last ones, no step
+    # of training moves: running statistics and other buffers of the model
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,18 @@ _COUNT_AFTER = 64  # rounds whose left-out updates wait to be counted
 Key = tuple[str, Signature]  # a unit in one of the shapes it comes in
 
 
+@dataclass(frozen=True)
+class Merging:
+    """How copies become a circle's value: merged by a rule, then updated by the method.
+
+    `statistics` says of a unit how many of its numbers, the last ones, are running statistics, which are only merged.
+    """
+
+    rule: Rule
+    method: Method
+    statistics: Mapping[Key, int]
+
+
 @dataclass
 class Shelf:
     """The server's values of units with one and the same plan: a row a circle, unit after unit in the columns."""
@@ -69,24 +81,25 @@ class Shelf:
         memory = {name: tensor[:, self.columns(key)].clone() for name, tensor in self.memory.items()}
         return Shelf(self.plan, (key,), self.column(key).clone(), self.known.clone(), self.settled, memory)
 
-    def merge(self, parts: Sequence[tuple[Tensor, Tensor]], rule: Rule, method: Method) -> Tensor:
+    def merge(self, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
         """Merge client numbers and their copies; which of the copies were not finite and left out, (k,)."""
-        merged = merge_unit(self.plan, parts, rule)
-        if type(method).update is not Method.update:
-            merged = merged._replace(value=self._updated(merged, parts, method))
+        merged = merge_unit(self.plan, parts, how.rule)
+        if type(how.method).update is not Method.update:
+            merged = merged._replace(value=self._updated(merged, parts, how))
         self.value.copy_(merged.onto(self.value))
         self.known |= merged.heard
         return merged.refused
 
-    def _updated(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]], method: Method) -> Tensor:
+    def _updated(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
         """(circles, size) what the method makes of the merged values, unit by unit; what it remembers is kept here."""
         heard = Heard(merged.weight[:, None], self._share(merged, parts)[:, None])
         found: list[Tensor] = []
         for key in self.keys:
-            at = self.columns(key)
+            whole = self.columns(key)
+            at = slice(whole.start, whole.stop - how.statistics.get(key, 0))
             memory = {name: tensor[:, at] for name, tensor in self.memory.items()}
-            value, kept = method.update(key[0], self.value[:, at], merged.value[:, at], heard, memory)
-            found.append(value)
+            value, kept = how.method.update(key[0], self.value[:, at], merged.value[:, at], heard, memory)
+            found += [value, merged.value[:, at.stop : whole.stop]]  # running statistics are averaged, no more
             for name, tensor in kept.items():
                 if name not in self.memory:
                     self.memory[name] = torch.zeros_like(self.value)
@@ -106,13 +119,13 @@ class Shelf:
         heard = nobody.index_add(0, here.row[ids], weighs[ids] * ~merged.refused)
         return heard / nobody.index_add(0, here.row, weighs).clamp(min=1)
 
-    def replayed(self, ids: Tensor, values: Tensor, rule: Rule, method: Method) -> Tensor:
+    def replayed(self, ids: Tensor, values: Tensor, how: Merging) -> Tensor:
         """`merge` of one part. On a GPU, copies that come in the same memory again are merged by a captured graph."""
-        if not values.is_cuda or values.numel() > _CAPTURE_UP_TO or not isinstance(rule, Mean):
-            return self.merge([(ids, values)], rule, method)
+        if not values.is_cuda or values.numel() > _CAPTURE_UP_TO or not isinstance(how.rule, Mean):
+            return self.merge([(ids, values)], how)
         key = (values.data_ptr(), values.shape, values.stride(), self.value.data_ptr())
         if self.captured is None or self.captured.key != key:
-            self.captured = _Captured(key, self, values, rule, method)
+            self.captured = _Captured(key, self, values, how)
         return self.captured.merge(ids)
 
     def all_known(self) -> bool:
@@ -128,8 +141,8 @@ def _size(signature: Signature) -> int:
 class _Captured:
     """A merge of copies that lie in one place: done as it is at first, captured when it comes again, then replayed."""
 
-    def __init__(self, key: tuple[object, ...], shelf: Shelf, values: Tensor, rule: Rule, method: Method) -> None:
-        self.key, self.shelf, self.values, self.rule, self.method = key, shelf, values, rule, method
+    def __init__(self, key: tuple[object, ...], shelf: Shelf, values: Tensor, how: Merging) -> None:
+        self.key, self.shelf, self.values, self.how = key, shelf, values, how
         self.ids = torch.zeros(len(values), dtype=torch.int64, device=values.device)
         self.left_out = torch.zeros(len(values), dtype=torch.bool, device=values.device)
         self.graph: Graph | None = None
@@ -148,7 +161,7 @@ class _Captured:
         return self.left_out.clone()
 
     def _merge(self) -> None:
-        self.left_out.copy_(self.shelf.merge([(self.ids, self.values)], self.rule, self.method))
+        self.left_out.copy_(self.shelf.merge([(self.ids, self.values)], self.how))
 
 
 class _Some:
@@ -317,6 +330,8 @@ class Server:
 
     def _declared(self) -> None:
         self.sizes = self.roster.sizes()
+        counts = {(u, member.units[u]): n for member in self.roster.members for u, n in member.statistics.items()}
+        self.merging = Merging(self.rule, self.method, counts)
         self._everyone = int(self.roster.samples.sum())
 
     # --- values ----------------------------------------------------------------------------------------------------
@@ -337,9 +352,9 @@ class Server:
             return
         if len(parts) == 1:
             ids, values = parts[0]
-            left_out.append((ids, shelf.replayed(ids, values, self.rule, self.method)))
+            left_out.append((ids, shelf.replayed(ids, values, self.merging)))
         else:
-            left_out.append((torch.cat([ids for ids, _ in parts]), shelf.merge(parts, self.rule, self.method)))
+            left_out.append((torch.cat([ids for ids, _ in parts]), shelf.merge(parts, self.merging)))
 
     def _part(self, up: Up, keys: Sequence[Key]) -> tuple[Tensor, Tensor] | None:
         has = self.roster.members[up.ids[0]].units

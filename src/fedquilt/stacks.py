@@ -78,6 +78,13 @@ class Layout:
             for unit in units
         }
 
+    @cached_property
+    def statistics(self) -> dict[str, int]:
+        """How many of the numbers of each unit are buffers of the model: they come last."""
+        first, last = self.parameters, self.trained
+        inside = {unit: [r for r in ranges if first <= r[0] < last] for unit, ranges in self.ranges.items()}
+        return {unit: sum(stop - start for start, stop in ranges) for unit, ranges in inside.items() if ranges}
+
     def size(self, *units: str) -> int:
         """How many numbers some units have together, parameters and buffers."""
         return sum(stop - start for unit in units for start, stop in self.ranges[unit])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from torch import Tensor
 
@@ -30,7 +31,8 @@ class Train:
     `units` are patterns of names, or a function that picks from the names of all units, such as `last(2)`; the others
     stay as they are, running statistics included. `data` is train, or common: the samples that all clients hold.
     `given(me)` prepares tensors that the objective finds in `me.given`; `rates(me)` gives multipliers of the learning
-    rate by unit, a number each. Before the round `from_round` the step is left out.
+    rate by unit, a number each; `lr` takes the place of the learning rate. Before the round `from_round` the step is
+    left out. `when` is always, round (not where what was received is only fine-tuned) or tuning (only there).
     """
 
     objective: Objective = field(default_factory=cross_entropy)
@@ -39,7 +41,9 @@ class Train:
     data: str = "train"
     given: Given | None = None
     rates: Given | None = None
+    lr: float | None = None
     from_round: int = 1
+    when: Literal["always", "round", "tuning"] = "always"
 
     def __post_init__(self) -> None:
         if self.data not in ("train", "common"):

@@ -94,7 +94,16 @@ def test_an_answer_says_these_things_and_no_others(tmp_path: Path, scenario: Sce
     federation.step()
     hello, *rounds = post.up["client-0"]
     assert set(unpack(hello)[1]) == {"member", "changes", "token", "kind"}
-    assert set(unpack(hello)[1]["member"]) == {"name", "samples", "traits", "labels", "public", "units", "kinds"}
+    assert set(unpack(hello)[1]["member"]) == {
+        "name",
+        "samples",
+        "traits",
+        "labels",
+        "public",
+        "units",
+        "kinds",
+        "statistics",
+    }
     for answer in rounds:
         arrays, text = unpack(answer)
         assert set(text) <= {"round", "counts", "token", "kind"}

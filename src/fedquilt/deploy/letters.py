@@ -156,6 +156,7 @@ def write_member(member: Member) -> Text:
         "labels": list(member.labels),
         "public": list(member.public),
         "units": {unit: [list(shape) for shape in signature] for unit, signature in member.units.items()},
+        "statistics": dict(member.statistics),
         "kinds": {unit: list(kinds) for unit, kinds in member.kinds.items()},
     }
 
@@ -167,7 +168,8 @@ def read_member(text: Mapping[str, Any]) -> Member:
     labels = tuple(int(n) for n in text["labels"])
     public = tuple(int(n) for n in text["public"])
     kinds = {str(unit): tuple(str(kind) for kind in found) for unit, found in text["kinds"].items()}
-    return Member(str(text["name"]), int(text["samples"]), traits, labels, units, public, kinds)
+    statistics = {str(unit): int(n) for unit, n in text["statistics"].items()}
+    return Member(str(text["name"]), int(text["samples"]), traits, labels, units, public, kinds, statistics)
 
 
 def plain(value: Any) -> Any:

@@ -35,6 +35,7 @@ class Method:
 
     name: ClassVar[str] = ""
     readout: ClassVar[str] = "received"  # the read-out that a result is reported with
+    needs_plain_sgd: ClassVar[bool] = False  # whether it reads gradients off the way that a client went
 
     # --- client half: what it holds, what it does ----------------------------------------------------------------
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fedquilt.training.engine import Recipe
 from fedquilt.training.layers import prepare_one
-from fedquilt.training.objective import Batch, Learner, Model
+from fedquilt.training.objective import Batch, Learner, Model, cross_entropy
 
+_PASSES_WITHIN = 4  # of an objective with gradients of its own: as many as Per-FedAvg's
 _WORKER_BYTES = 3 * 2**24  # of the stack of a worker, which has one core: bigger ones are hardly faster
 
 
@@ -53,9 +54,19 @@ def size_of_a_client(recipe: Recipe, extras: Mapping[str, Tensor]) -> Size:
     begun = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_start else {}
     given = {name: value[0] for name, value in extras.items()}
     me = Learner(Model(module), named, begun, given, torch.zeros((), dtype=torch.int64))
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        recipe.objective(me, batch)
-    return Size(4 * recipe.layout.width * 6 + 3 * sum(saved), len(saved))
+    passes = 1
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            recipe.objective(me, batch)
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        # An objective that differentiates by itself cannot be watched: it keeps what a few passes keep.
+        passes = _PASSES_WITHIN
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            cross_entropy()(me, batch)
+    return Size(4 * recipe.layout.width * 6 * passes + 3 * sum(saved) * passes, len(saved) * passes)
 
 
 def how_many_at_once(recipe: Recipe, extras: Mapping[str, Tensor]) -> int:

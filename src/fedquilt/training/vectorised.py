@@ -102,7 +102,7 @@ class Vectorised:
             draw: Tensor | None,
             extras: Stack,
         ) -> tuple[Tensor, Tensor]:
-            named = trained | frozen
+            named = {name: trained[name] if name in trained else frozen[name] for name in layout.parameter_names}
             # each by itself: PyTorch's batch norm does not write to buffers that lie apart in memory
             own = {name: part.clone() for name, part in layout.split_buffers(buffer).items()} if buffer.numel() else {}
             state = named | own  # one dict: a buffer that the model replaces is written back into it
