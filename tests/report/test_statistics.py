@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from fedquilt.report.compare import Curve, Reached, compare, pair_up, reached
+from fedquilt.report.files import read_run
 from fedquilt.report.statistics import holm, mean_interval, share_gaining, signed_rank, worst_decile
+from fedquilt.results import Evaluation
 
 
 def test_one_seed_gives_students_interval_over_clients() -> None:
@@ -171,3 +176,41 @@ def test_methods_without_a_common_seed_are_paired_over_clients() -> None:
     assert tables["a"].tolist() == [[pytest.approx(0.6)]]
     assert tables["b"].tolist() == [[0.9]]
     assert "no seed in common" in notes[0]
+
+
+def counted(right: np.ndarray[tuple[int], np.dtype[np.int64]], samples: int) -> Evaluation:
+    """An evaluation in which each client has so many samples right."""
+    counts = torch.zeros(len(right), 2, 2, dtype=torch.int64)
+    counts[:, 0, 0], counts[:, 0, 1] = torch.from_numpy(right), torch.from_numpy(samples - right)
+    return Evaluation(1, "received", "test", tuple(f"c{i}" for i in range(len(right))), counts.to_sparse())
+
+
+def written(folder: Path, rows: list[dict[str, object]]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["as runs write it", "in single precision, as older runs did"])
+def test_p_values_are_those_of_whole_samples(single: bool, tmp_path: Path) -> None:
+    rng, samples = np.random.default_rng(4), 10
+    for trial in range(12):
+        right = rng.integers(0, samples + 1, (2, 14))
+        tables = []
+        for which in (0, 1):
+            rows = counted(right[which], samples).rows()
+            if single:
+                rows = [row | {"accuracy": float(np.float32(row["accuracy"]))} for row in rows]
+            found = read_run(written(tmp_path / f"{trial}-{which}", rows))
+            tables.append(found.series["received", "test"].accuracy.T)
+        whole = (right[0] - right[1]).astype(float)
+        assert signed_rank(*tables) == pytest.approx(stats.wilcoxon(whole[whole != 0]).pvalue, abs=1e-12)
+
+
+def test_what_is_equal_on_paper_is_no_gain_no_loss_and_reaches_its_target() -> None:
+    first, second = [[0.3, 0.1], [0.1, 0.2]], [[0.2, 0.2], [0.2, 0.1]]  # seed by seed the same mean
+    found = compare({"a": first, "b": second})
+    assert (found.differences[0].seeds_better, found.differences[0].seeds_worse) == (0, 0)
+    assert found.best == "a"
+    assert 0.3 - 0.2 < 0.1
+    assert reached(Curve([1], [0.3 - 0.2]), 0.1) == Reached(1, None)

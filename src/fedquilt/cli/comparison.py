@@ -66,6 +66,7 @@ def choose(jobs: Sequence[Job], folder: Path) -> dict[str, Choice]:
 def _validated(jobs: Sequence[Job], folder: Path) -> float:
     """The mean over seeds and clients of the last accuracy on validation data, with the read-out a method reports."""
     from fedquilt.report.files import read_run
+    from fedquilt.report.statistics import without_noise
 
     scores = []
     for job in jobs:
@@ -74,7 +75,7 @@ def _validated(jobs: Sequence[Job], folder: Path) -> float:
         if series is None:
             raise Refused(f"'{folder / job.folder}' has no scores on validation data, so nothing can be chosen by them")
         scores.append(float(np.nanmean(series.filled()[-1])))
-    return float(np.mean(scores))
+    return float(without_noise(np.mean(scores)))  # of equally good settings the first
 
 
 def compared(

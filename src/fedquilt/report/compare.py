@@ -24,6 +24,7 @@ from fedquilt.report.statistics import (
     score_table,
     share_gaining,
     signed_rank,
+    without_noise,
     worst_decile,
 )
 
@@ -117,7 +118,7 @@ def reached(curve: Curve, target: float) -> Reached | None:
     Reached(round=2, megabytes=20.0)
     """
     for i, (at, accuracy) in enumerate(zip(curve.rounds, curve.accuracy, strict=True)):
-        if accuracy >= target:
+        if without_noise(accuracy) >= without_noise(target):
             return Reached(int(at), None if curve.megabytes is None else float(curve.megabytes[i]))
     return None
 
@@ -159,18 +160,18 @@ def compare(
     differences = []
     for (a, b), p, corrected in zip(pairs, p_values, holm(p_values), strict=True):
         table = tables[a] - tables[b]
-        interval = mean_interval(table, level)
+        interval, by_seed = mean_interval(table, level), without_noise(table.mean(axis=0))
         differences.append(
             Difference(
                 a, b, interval, p, corrected,
                 real=corrected < alpha and not interval.low <= 0 <= interval.high,
                 clients_better=share_gaining(tables[a], tables[b]),
                 clients_worse=share_gaining(tables[b], tables[a]),
-                seeds_better=int((table.mean(axis=0) > 0).sum()),
-                seeds_worse=int((table.mean(axis=0) < 0).sum()),
+                seeds_better=int((by_seed > 0).sum()),
+                seeds_worse=int((by_seed < 0).sum()),
             )
         )  # fmt: skip
-    best = max(tables, key=lambda name: float(tables[name].mean()))
+    best = max(tables, key=lambda name: float(without_noise(tables[name].mean())))  # of equals the first
     found = Comparison((), tuple(differences), clients, seeds, level, best, reference, target)
 
     rows = []

@@ -7,6 +7,7 @@ is still going, or was killed in the middle of a line, can be reported too.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -219,11 +220,23 @@ def _series(rows: list[dict[str, Any]], clients: Sequence[str]) -> dict[Reading,
         f_by_class = np.full((len(clients), classes), np.nan) if classes else None
         for row in mine:
             client = number[row["client"]]
-            accuracy[place[int(row["round"])], client] = row["accuracy"]
+            accuracy[place[int(row["round"])], client] = _exact(row["accuracy"], row.get("samples"))
             if f_by_class is not None and row.get("f_by_class"):  # rows come in the order of rounds: the last one stays
                 f_by_class[client] = [np.nan if f is None else f for f in row["f_by_class"]]
         found[reading] = Series(tuple(rounds), accuracy, f_by_class)
     return found
+
+
+def _exact(accuracy: float, samples: Any) -> float:
+    """An accuracy as the quotient of whole numbers that it is: older runs wrote it in single precision.
+
+    >>> _exact(0.30000001192092896, 10)
+    0.3
+    """
+    if not isinstance(samples, int) or samples < 1 or not math.isfinite(accuracy):
+        return accuracy
+    right = round(accuracy * samples)
+    return right / samples if abs(right - accuracy * samples) <= 1e-6 * samples else accuracy
 
 
 def _plans(lines: list[dict[str, Any]]) -> list[tuple[int, dict[str, Ints]]]:

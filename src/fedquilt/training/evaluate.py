@@ -20,8 +20,14 @@ def confusion(predicted: Tensor, truth: Tensor, mask: Tensor, classes: int) -> T
 
 
 def accuracy(counts: Tensor) -> Tensor:
-    """The share of right predictions of every client, (k,); NaN for a client without samples."""
-    return counts.diagonal(dim1=1, dim2=2).sum(1) / counts.sum((1, 2))
+    """The share of right predictions of every client, (k,), in double; NaN for a client without samples.
+
+    In single precision one sample of ten more would not be the same difference for everybody, and ranks need ties.
+
+    >>> accuracy(torch.tensor([[[3, 7], [0, 0]]])).item()
+    0.3
+    """
+    return counts.diagonal(dim1=1, dim2=2).sum(1).double() / counts.sum((1, 2))
 
 
 def f_by_class(counts: Tensor) -> Tensor:
@@ -37,4 +43,4 @@ def f_by_class(counts: Tensor) -> Tensor:
 def macro_f1(counts: Tensor) -> Tensor:
     """The mean F-measure over the classes a client's samples show, (k,); NaN for a client without samples."""
     there = counts.sum(2) > 0
-    return (f_by_class(counts) * there).sum(1) / there.sum(1)
+    return (f_by_class(counts).double() * there).sum(1) / there.sum(1)
