@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -23,6 +24,7 @@ from fedquilt.federation import Federation
 from fedquilt.server import Server, Shelf
 from fedquilt.sharing import Plan
 from fedquilt.training.choose import ENGINES
+from fedquilt.values import python
 
 _TENSOR, _TUPLE, _PAIRS = "__tensor__", "__tuple__", "__pairs__"
 _STATE = "state.json"
@@ -47,6 +49,8 @@ def to_plain(value: Any, tensors: Tensors) -> Any:
         name = f"state/{len(tensors)}"
         tensors[name] = value
         return {_TENSOR: name, "on": value.device.type}
+    if isinstance(value, np.generic):
+        return python(value)
     if isinstance(value, tuple):
         return {_TUPLE: [to_plain(part, tensors) for part in value]}
     if isinstance(value, list):

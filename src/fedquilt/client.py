@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedquilt.values import labels_of, python, whole
+
 ModelBuilder = Callable[[], nn.Module]
 Pair = tuple[Any, Any]  # samples and labels: numpy arrays, tensors or nested lists
 
@@ -112,8 +114,7 @@ class Client:
         labels: Sequence[int] | None = None,
         changes: Mapping[int, Change] | None = None,
     ) -> None:
-        if not name:
-            raise ValueError("a client needs a name that is not empty")
+        name = _name(name)
         kind = type(model).__name__
         if not callable(model) or isinstance(model, nn.Module):
             raise TypeError(f"client '{name}': model must be a function that builds an nn.Module, not {kind}")
@@ -128,24 +129,24 @@ class Client:
                     f"client '{name}': {key} samples are {_kind(splits[key])}, training samples "
                     f"{_kind(splits['train'])}; they must agree"
                 )
-        planned = sorted((changes or {}).items())
+        planned = sorted((whole(at, f"client '{name}': the round of a change"), c) for at, c in (changes or {}).items())
         changed = {start: _checked(change, start, splits["train"], name) for start, change in planned}
         seen = sorted(set(torch.cat([s.y for s in splits.values()]).tolist()))
         later = {label for change in changed.values() for label in change.labels or ()}
-        owned = seen if labels is None else labels
+        owned = tuple(sorted(set(seen if labels is None else labels_of(labels, f"client '{name}'"))))
         strange = sorted((set(seen) - set(owned) - later) | (set(splits["train"].y.tolist()) - set(owned)))
         if strange and splits["train"].x.numel():  # samples without features stand in for a client elsewhere
             raise ValueError(
                 f"client '{name}' has samples of label {strange[0]}, which is not among its labels "
-                f"{', '.join(map(str, sorted(set(labels or ()))))}; add it there or leave these samples out"
+                f"{', '.join(map(str, owned))}; add it there or leave these samples out"
             )
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "model", model)
         for key, split in splits.items():
             object.__setattr__(self, key, split)
-        declared = {str(key): str(value) for key, value in (traits or {}).items() if value is not None}
+        declared = {str(key): str(python(value)) for key, value in (traits or {}).items() if value is not None}
         object.__setattr__(self, "traits", declared)
-        object.__setattr__(self, "labels", tuple(sorted(set(owned))))
+        object.__setattr__(self, "labels", owned)
         object.__setattr__(self, "changes", changed)
 
     @property
@@ -177,6 +178,16 @@ class Client:
         return now
 
 
+def _name(name: Any) -> str:
+    """A client's name as text: a number becomes its digits."""
+    found = python(name)
+    if isinstance(found, bool) or not isinstance(found, str | int):
+        raise TypeError(f"a client's name is a text, such as 'phone-3', not {name!r}")
+    if found == "":
+        raise ValueError("a client needs a name that is not empty")
+    return str(found)
+
+
 def _kind(split: Split) -> str:
     """What a sample of a split is: its type and shape."""
     return f"{str(split.x.dtype).removeprefix('torch.')} of shape {tuple(split.x.shape[1:])}"
@@ -186,6 +197,9 @@ def _checked(change: Change, start: int, first: Split, name: str) -> Change:
     """A change of a client with its new training samples as a checked split."""
     if start < 1:
         raise ValueError(f"client '{name}': a change at round {start}; rounds count from 1")
+    if change.labels is not None:
+        whose = f"client '{name}' from round {start} on"
+        change = replace(change, labels=labels_of(change.labels, whose))
     if change.train is None:
         return change
     train = as_split(change.train, f"train data of client '{name}' from round {start} on")

@@ -23,6 +23,7 @@ from fedquilt.sharing import Plan, Rule, Traffic, mean
 from fedquilt.training.batches import key_of, some_of
 from fedquilt.training.evaluate import confusion
 from fedquilt.training.settings import Training
+from fedquilt.values import whole, with_python_settings
 from fedquilt.view import map_rows
 
 SPLITS = ("validation", "test")
@@ -74,6 +75,10 @@ class Federation:
     ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"a Federation takes a method made ready, such as methods.FedAvg(), not {method!r}")
+        seed, evaluate_every = whole(seed, "seed"), whole(evaluate_every, "evaluate_every")
+        clients_at_once = None if clients_at_once is None else whole(clients_at_once, "clients_at_once")
+        method, rule = with_python_settings(method), with_python_settings(rule)
+        readouts = [with_python_settings(readout) for readout in readouts]
         if evaluate_every < 1:
             raise ValueError(f"evaluate_every={evaluate_every} never looks; give at least 1, or as many as rounds")
         self.scenario, self.method, self.seed = scenario, method, seed

@@ -33,6 +33,7 @@ from fedquilt.scenario import Scenario
 from fedquilt.server import Server
 from fedquilt.sharing import MixedUnit, Plan
 from fedquilt.training.evaluate import accuracy, confusion
+from fedquilt.values import whole
 
 SPLITS = ("validation", "test")
 SHARES = (0.6, 0.1, 0.3)  # train, validation, test, where a file does not say
@@ -105,6 +106,7 @@ def onboard(
     >>> joined.circles["configuration"]                                # those with the same sensor
     ('gen1-north-1', 'gen1-east-1', 'gen1-south-1', 'gen1-west-1')
     """
+    visits, fine_tune = whole(visits, "visits"), whole(fine_tune, "fine_tune")
     if visits < 0 or fine_tune < 0:
         raise ValueError(f"visits={visits}, fine_tune={fine_tune}: give numbers of rounds, 0 or more")
     federation, settled = finished(folder, scenario)

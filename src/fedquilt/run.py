@@ -29,6 +29,7 @@ from fedquilt.scenarios.own import from_file
 from fedquilt.sharing import Plan, Rule, mean, pick
 from fedquilt.training.parallel import cores
 from fedquilt.training.settings import Training
+from fedquilt.values import python, whole, with_python_settings
 
 OPTIONS = ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_every", "alone")
 
@@ -105,7 +106,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """Mean, spread, worst decile, gain over alone, megabytes and seconds, of the last round on test data."""
-        federation = self.federation
+        federation, server = self.federation, self.federation.server
         readout = federation.method.readout
         if readout not in {made.name for made in federation.readouts}:
             readout = federation.readouts[0].name
@@ -122,8 +123,8 @@ class Run:
             "seconds": self.seconds,
             "engine": "+".join(sorted(set(federation.fleet.engines))),
             "device": str(federation.device),
-            "refused_updates": int(federation.server.refused.sum()),
-            **federation.method.describe(federation.server.state, federation.server.plan, federation.server.roster),
+            "refused_updates": int(server.refused.sum()),
+            **python(dict(federation.method.describe(server.state, server.plan, server.roster))),
         }
 
 
@@ -162,17 +163,22 @@ def run(
         raise TypeError(f"a run is of a Scenario, not of a {type(scenario).__name__}; see fedquilt.scenarios.build")
     made = make_method(method, settings)
     chosen = make_readouts(readouts)
-    rule = pick(merge) if isinstance(merge, str) else merge
+    rule = pick(merge) if isinstance(merge, str) else with_python_settings(merge)
+    alone = python(alone)
+    if not isinstance(alone, bool | Run):
+        raise TypeError(f"alone={alone!r}: give True, False or a finished run of 'local'")
     if isinstance(alone, Run) and alone.federation.method.name != "local":
         raise ValueError(f"alone is a run of '{alone.federation.method.name}'; give one of 'local', or True")
     how = training if isinstance(training, Training) else scenario.training.but(training or {})
     if rounds is not None:
         how = how.but({"rounds": rounds})
+    checkpoint_every = whole(checkpoint_every, "checkpoint_every")
     if checkpoint_every < 1:
         raise ValueError(f"checkpoint_every={checkpoint_every} keeps nothing; give at least 1")
     federation = Federation(scenario, made, how, seed, device, engine, clients_at_once, chosen, rule, evaluate_every)
     result = Run(federation)
     result.alone = alone if isinstance(alone, Run) else None
+    clients_at_once, evaluate_every = federation.fleet.clients_at_once, federation.evaluate_every
     kept = rule_to(rule) if out is not None else {}
     options = dict(
         zip(OPTIONS, (engine, clients_at_once, kept, evaluate_every, checkpoint_every, alone is True), strict=True)

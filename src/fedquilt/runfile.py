@@ -25,6 +25,7 @@ from fedquilt.readouts import named
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import MERGES, Rule, pick
 from fedquilt.training.settings import Training
+from fedquilt.values import python
 
 FORMAT = 1
 _NONE = {"none": True}  # TOML has no word for None
@@ -115,7 +116,7 @@ def rule_to(rule: Rule) -> dict[str, Any]:
     name = next((name for name, kind in MERGES.items() if type(rule) is kind), None)
     if name is None:
         raise ValueError(f"a run on disk can only use the merges {', '.join(MERGES)}, not {rule}")
-    return {"name": name, **asdict(rule)}  # type: ignore[call-overload]
+    return {"name": name, **plain(asdict(rule))}  # type: ignore[call-overload]
 
 
 def rule_from(text: Mapping[str, Any]) -> Rule:
@@ -142,6 +143,7 @@ def _value_of(value: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """A setting as TOML and JSON can hold it; `values_of` turns it back."""
+    value = python(value)
     if value is None:
         return _NONE
     if isinstance(value, Mapping):
@@ -164,7 +166,7 @@ def builder_to_text(builder: ModelBuilder) -> dict[str, Any]:
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     while isinstance(inner, partial):
-        args, kwargs, inner = [*inner.args, *args], {**inner.keywords, **kwargs}, inner.func
+        args, kwargs, inner = [*python(inner.args), *args], {**python(inner.keywords), **kwargs}, inner.func
     name, module = getattr(inner, "__qualname__", "<"), getattr(inner, "__module__", "__main__")
     plain = json.loads(json.dumps({"args": args, "kwargs": kwargs}, default=lambda _: "<")) if "<" not in name else None
     if plain is None or "<" in json.dumps(plain) or module == "__main__":

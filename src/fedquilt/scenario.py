@@ -49,7 +49,7 @@ class Scenario:
         twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
         if twice:
             raise ValueError(f"scenario '{name}': the client name '{twice[0]}' is used twice; names must be unique")
-        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "name", str(name))
         object.__setattr__(self, "clients", tuple(clients))
         object.__setattr__(self, "training", training or Training())
         for key, pair in (("common", common), ("public_test", public_test)):

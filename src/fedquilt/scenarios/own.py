@@ -14,6 +14,7 @@ from typing import Any
 from fedquilt.names import unknown
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.registry import Builder
+from fedquilt.values import python, whole
 
 
 def split_address(text: str) -> tuple[Path, str] | None:
@@ -49,6 +50,7 @@ def from_file(address: str, seed: int, settings: Mapping[str, Any]) -> Scenario:
     if place is None:
         raise ValueError(f"'{address}' is not path/to/file.py:function")
     builder = function_of(*place)
+    seed, settings = whole(seed, "seed"), python(dict(settings))
     given = {**({"seed": seed} if "seed" in inspect.signature(builder).parameters else {}), **settings}
     try:
         made = builder(**given)
@@ -57,7 +59,7 @@ def from_file(address: str, seed: int, settings: Mapping[str, Any]) -> Scenario:
     if not isinstance(made, Scenario):
         raise ValueError(f"{address} gave a {type(made).__name__}; it must give a fedquilt.Scenario")
     where = f"{place[0].resolve()}:{place[1]}"
-    return replace(made, origin={"file": where, "seed": seed, "settings": dict(settings)})
+    return replace(made, origin={"file": where, "seed": seed, "settings": settings})
 
 
 def load_file(path: Path) -> ModuleType:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedquilt.names import unknown
 from fedquilt.scenario import Scenario
+from fedquilt.values import python, whole
 
 Builder = Callable[..., Scenario]
 
@@ -31,5 +32,6 @@ def build_from(scenarios: Mapping[str, Builder], name: str, seed: int, settings:
     for key in settings:
         if key not in settings_of(builder):
             raise ValueError(f"scenario '{name}': " + unknown(key, settings_of(builder), "setting"))
-    origin = {"name": name, "seed": seed, "settings": dict(settings)}
+    seed, settings = whole(seed, "seed"), python(dict(settings))
+    origin = {"name": name, "seed": seed, "settings": settings}
     return replace(builder(seed=seed, **settings), origin=origin)

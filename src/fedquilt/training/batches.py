@@ -15,17 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedquilt.values import python
+
 Numbers = NDArray[np.uint64]
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def key_of(*parts: object) -> int:
-    """A 63-bit number from any values, the same on every machine.
+    """A 63-bit number from any values, the same on every machine, whoever's numbers they are.
 
     >>> key_of(0, "phone-3") == key_of(0, "phone-3") != key_of(1, "phone-3")
     True
     """
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(repr(python(parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from fedquilt.names import unknown
+from fedquilt.values import python
 
 OptimiserName = Literal["sgd", "adam", "adamw"]
 
@@ -43,9 +44,16 @@ class Training:
         def refuse(what: str) -> None:
             raise ValueError(f"training settings: {what}")
 
-        for key in ("rounds", "epochs", "batch"):
-            if not isinstance(getattr(self, key), Integral):
-                refuse(f"{key}={getattr(self, key)} must be a whole number")
+        for key in (f.name for f in fields(self)):
+            object.__setattr__(self, key, python(getattr(self, key)))
+        for keys, kind, told in (
+            (("rounds", "epochs", "batch"), Integral, "a whole number"),
+            (("lr", "momentum", "weight_decay", "eps", "decay", "share"), Real, "a number"),
+        ):
+            for key in keys:
+                value = getattr(self, key)
+                if isinstance(value, bool) or not isinstance(value, kind):
+                    refuse(f"{key}={value!r} must be {told}")
         if self.rounds < 1 or self.epochs < 1 or self.batch < 1:
             refuse(f"rounds ({self.rounds}), epochs ({self.epochs}) and batch ({self.batch}) must be at least 1")
         for key in ("lr", "weight_decay", "eps"):
