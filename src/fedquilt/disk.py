@@ -91,7 +91,11 @@ class RunFolder:
         with self._room():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock.take()
-            self.settings(federation, options)
+            try:
+                self.settings(federation, options)
+            except BaseException:
+                self.lock.release()
+                raise
 
     def settings(self, federation: Federation, options: Mapping[str, Any]) -> None:
         """Write `run.toml`."""

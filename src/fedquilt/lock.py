@@ -1,4 +1,8 @@
-"""One process at a time in a directory, as long as it lives: a lock that a kill releases too."""
+"""One worker at a time in a directory, as long as it lives: a lock that a kill releases too.
+
+Between processes the system keeps it. That lock is the whole process's, and closing the file anywhere in it gives the
+lock away, so the threads of a process first settle among themselves who may so much as open the file.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,15 @@ except ImportError:  # a system without POSIX locks: nobody is kept out there
     fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
+_held: dict[tuple[int, int, int], Lock] = {}  # by process, which a fork changes, and directory
 
 
 class Held(BlockingIOError):
-    """Another process is at work in the directory."""
+    """Another process, or another thread of this one, is at work in the directory."""
 
 
 class Lock:
-    """A lock on a directory. It belongs to this process alone: forked workers do not hold it.
+    """A lock on a directory. It belongs to this object in this process alone: forked workers do not hold it.
 
     >>> import tempfile
     >>> lock = Lock(Path(tempfile.mkdtemp()))
@@ -30,9 +35,24 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file: int | None = None
+        self._key: tuple[int, int, int] | None = None
 
     def take(self) -> None:
         """Take it, or say who has it."""
+        if self._key is not None:
+            return
+        place = self.folder.stat()
+        key = (os.getpid(), place.st_dev, place.st_ino)
+        if _held.setdefault(key, self) is not self:  # one step, which no other thread can come between
+            raise Held(f"another thread of this process is at work in '{self.folder}'; wait for it")
+        try:
+            self._take_among_processes()
+            self._key = key
+        finally:
+            if self._key is None:
+                del _held[key]
+
+    def _take_among_processes(self) -> None:
         while self._file is None and fcntl is not None:
             file = os.open(self.folder / NAME, os.O_RDWR | os.O_CREAT, 0o644)
             try:
@@ -57,6 +77,9 @@ class Lock:
             (self.folder / NAME).unlink(missing_ok=True)
             os.close(self._file)
             self._file = None
+        if self._key is not None:
+            _held.pop(self._key, None)
+            self._key = None
 
 
 def _inode(path: Path) -> int:

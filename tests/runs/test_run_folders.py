@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import signal
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,31 @@ def test_a_damaged_directory_is_refused_and_left_as_it_is(what: str, tmp_path: P
     with pytest.raises(Damaged, match=sentence):
         fq.resume(folder, build())
     assert everything(folder) == before
+
+
+def test_threads_of_one_process_keep_each_other_out(tmp_path: Path, whole_half: Path) -> None:
+    folder = Path(shutil.copytree(whole_half, tmp_path / "run"))
+    caught: list[BaseException] = []
+
+    def intrude() -> None:
+        try:
+            fq.resume(folder, build())
+        except Held as error:
+            caught.append(error)
+
+    def meanwhile(federation: fq.Federation, report: Any) -> None:
+        if report.round == 3:
+            thread = threading.Thread(target=intrude)
+            thread.start()
+            thread.join()
+            assert dies(Lock(folder).take) == 1  # nor did the attempt give the lock away to other processes
+
+    fq.resume(folder, build(), callbacks=[meanwhile])
+    assert [str(error) for error in caught] == [f"another thread of this process is at work in '{folder}'; wait for it"]
+    assert len((folder / "traffic.jsonl").read_text().splitlines()) == 4
+    free = Lock(folder)  # and it was given back
+    free.take()
+    free.release()
 
 
 @pytest.fixture(scope="module")
