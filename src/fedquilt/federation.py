@@ -183,12 +183,16 @@ class Federation:
 
     def model(self, client: str) -> nn.Module:
         """A client's personal model as an ordinary module."""
-        names = [c.name for c in self.scenario.clients]
-        if client not in names:
-            some = ", ".join(names[:8]) + ", ..." * (len(names) > 8)
+        number = self._numbers.get(str(client))
+        if number is None:
+            some = ", ".join(list(self._numbers)[:8]) + ", ..." * (len(self._numbers) > 8)
             raise KeyError(f"there is no client '{client}'; there are {some}")
-        number = names.index(client)
         return self.fleet.model(number, self.server.down([number]))
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The clients' numbers by their names: listed once, since every client's model is asked for at the end."""
+        return {client.name: number for number, client in enumerate(self.scenario.clients)}
 
     def look_at_models(self, sent: Updates, x: Tensor) -> tuple[Tensor, Tensor]:
         """Class probabilities of the whole models that were sent, on samples of the server's."""

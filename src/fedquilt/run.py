@@ -22,7 +22,7 @@ from fedquilt.federation import Callback, Federation, RoundReport
 from fedquilt.methods import METHODS, Local, Method
 from fedquilt.names import unknown
 from fedquilt.readouts import READOUTS, Readout, named
-from fedquilt.results import Evaluation, Row, summarise
+from fedquilt.results import Evaluation, Row, final, summarise
 from fedquilt.runfile import method_from, rule_from, rule_to, training_from, values_of
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.own import from_file
@@ -79,6 +79,7 @@ class Run:
     alone: Run | None = None
     folder: Path | None = None
     earlier: list[Row] = field(default_factory=list)  # rows of the rounds before the run was resumed
+    _last: dict[tuple[str, str], tuple[int, list[Row]]] = field(default_factory=dict, init=False, repr=False)
 
     def take(self, federation: Federation, report: RoundReport) -> None:
         """A callback: remember a round."""
@@ -93,6 +94,26 @@ class Run:
     def rows(self) -> list[Row]:
         """One row per client, round, read-out and split."""
         return self.earlier + [row for evaluation in self.evaluations for row in evaluation.rows()]
+
+    def last_rows(self, readout: str, split: str = "test") -> list[Row]:
+        """Each client's last row with a read-out on a split, in the order of the clients.
+
+        It looks back only as far as it has to, and remembers what it found until there is a new evaluation.
+        """
+        known = self._last.get((readout, split))
+        if known is None or known[0] != len(self.evaluations):
+            clients = self.federation.scenario.clients
+            missing = {client.name for client in clients if len(getattr(client, split))}
+            found: dict[str, Row] = {}
+            for evaluation in reversed(self.evaluations):
+                if missing and (evaluation.readout, evaluation.split) == (readout, split):
+                    found |= {row["client"]: row for row in evaluation.rows() if row["client"] in missing}
+                    missing -= found.keys()
+            if missing:
+                found = final(self.earlier, readout, split) | found
+            known = (len(self.evaluations), [found[client.name] for client in clients if client.name in found])
+            self._last[readout, split] = known
+        return known[1]
 
     @property
     def plan(self) -> Plan:
@@ -111,13 +132,14 @@ class Run:
         if readout not in {made.name for made in federation.readouts}:
             readout = federation.readouts[0].name
         alone = self if federation.method.name == "local" else self.alone
+        bar = None if alone is None else alone.last_rows("received") + alone.last_rows("adapted")
         return {
             "scenario": federation.scenario.name,
             "method": federation.method.name,
             "seed": federation.seed,
             "clients": len(federation.scenario.clients),
             "rounds": federation.round,
-            **summarise(self.rows, None if alone is None else alone.rows, readout),
+            **summarise(self.last_rows(readout), bar, readout),
             "megabytes_up": sum(self.bytes_up) / 1e6,
             "megabytes_down": sum(self.bytes_down) / 1e6,
             "seconds": self.seconds,

@@ -165,3 +165,22 @@ def test_worst_decile() -> None:
     assert worst_decile([0.5]) == 0.5
     assert worst_decile([i / 100 for i in range(100)]) == pytest.approx(0.045)
     assert worst_decile([0.9] * 19 + [0.1]) == pytest.approx(0.5)  # two of twenty
+
+
+def test_a_summary_looks_at_the_last_round_alone_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fq.run(points(), "fedavg", rounds=6, engine="sequential", alone=False)
+    last = final(run.rows, "received", "test")
+    looked = 0
+    rows = Evaluation.rows
+
+    def counted(evaluation: Evaluation) -> list[dict[str, object]]:
+        nonlocal looked
+        looked += 1
+        return rows(evaluation)
+
+    monkeypatch.setattr(Evaluation, "rows", counted)
+    assert run.summary == run.summary
+    assert looked == 1
+    assert {row["client"]: row for row in run.last_rows("received")} == last
+    run.evaluations.append(run.evaluations[1])  # a new one is seen
+    assert [row["round"] for row in run.last_rows("received")] == [1, 1, 1]

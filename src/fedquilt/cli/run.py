@@ -140,11 +140,11 @@ def show(outcome: Outcome, quilt: bool) -> None:
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
     """The summary, the clients' last rows and the last plan, for machines."""
-    run = outcome.run
-    last = max((row["round"] for row in run.rows), default=0)
+    run, rows = outcome.run, outcome.run.rows
+    last = max((row["round"] for row in rows), default=0)
     return {
         "finished": outcome.finished,
         "summary": run.summary,
-        "clients": [row for row in run.rows if row["round"] == last],
+        "clients": [row for row in rows if row["round"] == last],
         "plan": run.plan.to_json(),
     }
