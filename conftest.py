@@ -1,10 +1,18 @@
-"""One thread a test, and no doctests of parts whose extra is not installed."""
+"""One thread a test, a folder of markers that is nobody's, no doctests of parts whose extra is not installed."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from importlib.util import find_spec
 
 # Before torch is imported: tests fork, and a fork of a process whose OpenMP has started threads hangs at its next use.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests leave no trace in the folder in which the user's own runs leave markers, nor do they depend on what is there.
+if "FEDQUILT_STATE" not in os.environ:
+    os.environ["FEDQUILT_STATE"] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ["FEDQUILT_STATE"], ignore_errors=True)
 
 EXTRAS = {
     "flwr": "src/fedquilt/deploy/*",

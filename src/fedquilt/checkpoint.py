@@ -7,7 +7,6 @@ method state, the clients' rows, what read-outs remember, and how each family is
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -21,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedquilt.federation import Federation
+from fedquilt.seals import Damaged as Damaged
+from fedquilt.seals import digest, digest_of_file
 from fedquilt.server import Server, Shelf
 from fedquilt.sharing import Plan
 from fedquilt.training.choose import ENGINES
@@ -30,10 +31,6 @@ _TENSOR, _TUPLE, _PAIRS = "__tensor__", "__tuple__", "__pairs__"
 _STATE = "state.json"
 
 Tensors = dict[str, Tensor]
-
-
-class Damaged(ValueError):
-    """A folder that does not hold what it should; the sentence says what is wrong and that nothing was touched."""
 
 
 def to_plain(value: Any, tensors: Tensors) -> Any:
@@ -166,16 +163,26 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], sync: bool = True) 
     new = path.with_name(path.name + ".new")
     try:
         save_file(_apart(tensors), new)
-        with new.open("rb") as file:
-            if sync:
+        if sync:
+            with new.open("rb") as file:
                 os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        checksum = digest_of_file(new)
         new.replace(path)
     except SafetensorError as error:  # what it says of a full disk is only in its text
         raise OSError(errno.ENOSPC if "No space left" in str(error) else errno.EIO, f"{new}: {error}") from error
     finally:
         new.unlink(missing_ok=True)
-    return digest
+    return checksum
+
+
+def read_tensors(path: Path, wanted: str | None) -> Tensors:
+    """The tensors of a file with the checksum wanted (None: an older run, which kept none); else it is refused."""
+    try:
+        if wanted is not None and digest_of_file(path) != wanted:
+            raise Damaged(f"{path} was changed since it was written (its checksum differs); it was left as it is")
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"{path} cannot be read ({error}); it was left as it is") from error
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -193,9 +200,9 @@ def save(folder: Path, tensors: Mapping[str, Tensor], text: Mapping[str, Any]) -
     """Write a checkpoint: first the tensors under a new name, then `state.json`, which names them; then tidy up."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"round-{text['server']['round']:06d}.safetensors"
-    digest = write_tensors(folder / name, tensors)
-    inside = json.dumps({**text, "tensors": name, "sha256": digest})
-    write_text(folder / _STATE, json.dumps({"check": _check(inside), "state": inside}))
+    checksum = write_tensors(folder / name, tensors)
+    inside = json.dumps({**text, "tensors": name, "sha256": checksum})
+    write_text(folder / _STATE, json.dumps({"check": digest(inside.encode()), "state": inside}))
     tidy(folder, name)
 
 
@@ -212,20 +219,11 @@ def load(folder: Path) -> tuple[Tensors, dict[str, Any]] | None:
         return None
     try:
         outer = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        if outer["check"] != _check(outer["state"]):
+        if outer["check"] != digest(outer["state"].encode()):
             raise Damaged(f"{folder / _STATE} was changed after it was written (its checksum differs); left as it is")
         text: dict[str, Any] = json.loads(outer["state"])
-        path = folder / Path(text["tensors"]).name
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != text["sha256"]:
-            raise Damaged(f"{path} was changed since it was written (its checksum differs); it was left as it is")
-        return load_file(path), text
+        return read_tensors(folder / Path(text["tensors"]).name, text["sha256"]), text
     except Damaged:
         raise
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{folder} holds no checkpoint that can be read ({error}); it was left as it is") from error
-
-
-def _check(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,8 +1,9 @@
 """A run on disk: settings, rows as they come, plans, traffic, checkpoints, and each client's model. No pickles.
 
 A run directory holds `run.toml` (everything needed to repeat it), `metrics.jsonl`, `plans.jsonl`, `traffic.jsonl`,
-`summary.json`, `confusion.json`, `checkpoint/` and `models/`. Lines are appended as rounds finish; a checkpoint notes
-how long the files were, so that what a kill left behind it is cut off before the run goes on.
+`summary.json`, `confusion.json`, `checksums.json`, `checkpoint/` and `models/`. Lines are appended as rounds finish; a
+checkpoint notes how long the files were and their checksums, so that what a kill left behind it is cut off before the
+run goes on, and what somebody changed is noticed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import errno
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from fedquilt.checkpoint import (
@@ -26,6 +28,7 @@ from fedquilt.checkpoint import (
     Tensors,
     federation_state,
     load,
+    read_tensors,
     restore_federation,
     save,
     tidy,
@@ -35,32 +38,55 @@ from fedquilt.checkpoint import (
 from fedquilt.federation import Federation, RoundReport
 from fedquilt.lock import Lock
 from fedquilt.messages import Member
+from fedquilt.modelcode import READ_BY, ClassCode, model_code
 from fedquilt.parts import model_of
 from fedquilt.results import Evaluation, Row
 from fedquilt.runfile import (
-    FORMAT,
+    READABLE,
     builder_from_text,
     builder_to_text,
     check_can_be_kept,
     describe,
     fingerprint,
     identity,
+    named_code,
     to_toml,
 )
 from fedquilt.runfile import method_from as method_from
 from fedquilt.runfile import method_to as method_to
 from fedquilt.scenarios.own import load_file as load_own_file
 from fedquilt.scenarios.own import split_address
+from fedquilt.seals import NAME as CHECKSUMS
+from fedquilt.seals import Growing, check, digest, digest_of_file, seal, sealed
 from fedquilt.sharing import Plan
+from fedquilt.trust import check_file, remember
 
-METRICS, PLANS, TRAFFIC = "metrics.jsonl", "plans.jsonl", "traffic.jsonl"
+METRICS, PLANS, TRAFFIC, SUMMARY = "metrics.jsonl", "plans.jsonl", "traffic.jsonl", "summary.json"
+MODELS = "models/models.json"
 ALONE = "alone"  # the run of the same clients by themselves, inside the run that they are the bar for
 _LINES = (METRICS, PLANS, TRAFFIC)
+_READ = ("run.toml", *_LINES, "confusion.json", MODELS)  # the files that a finished run is read for
+_OTHER_CODE = {"changes": "a model that a client changes to", "method": "the method"}
 _LEFT_BEHIND = {".lock", "run.toml.new"}  # what a run that was killed before it began may leave
 
 
 class DiskFull(OSError):
     """A full disk, as a sentence; the last checkpoint is whole."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a run directory holds up to its last checkpoint, read and checked."""
+
+    checkpoint: tuple[Tensors, dict[str, Any]] | None
+    rows: list[Row]
+    plans: list[tuple[int, Plan]]  # the round from which on each holds
+    moved: list[tuple[int, int]]  # bytes up and down of every round
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """What the caller of `RunFolder.checkpoint` had added."""
+        return {} if self.checkpoint is None else dict(self.checkpoint[1]["more"])
 
 
 class RunFolder:
@@ -76,6 +102,8 @@ class RunFolder:
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._checksum = ""
         self._identity = ""
+        self._code: Mapping[str, Any] = {}
+        self._growing: dict[str, Growing] = {}
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -92,6 +120,7 @@ class RunFolder:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock.take()
             try:
+                remember(*named_code(federation))
                 self.settings(federation, options)
             except BaseException:
                 self.lock.release()
@@ -100,7 +129,8 @@ class RunFolder:
     def settings(self, federation: Federation, options: Mapping[str, Any]) -> None:
         """Write `run.toml`."""
         self._checksum = self._checksum or fingerprint(federation.scenario)
-        text = to_toml({**describe(federation, options, self._checksum), "started": self._started})
+        self._code = self._code or model_code(federation)
+        text = to_toml({**describe(federation, options, self._checksum, self._code), "started": self._started})
         self._identity = identity(tomllib.loads(text))
         with self._room():
             write_text(self.folder / "run.toml", text)
@@ -132,8 +162,7 @@ class RunFolder:
             for name in _LINES:  # first the lines, then a checkpoint that counts on them, also when the power fails
                 with suppress(FileNotFoundError), (self.folder / name).open("rb") as file:
                     os.fsync(file.fileno())
-            lengths = {name: self._length(name) for name in _LINES}
-            more = {"of": self._identity, "lengths": lengths, "more": dict(more)}
+            more = {"of": self._identity, **self._written(_LINES), "more": dict(more)}
             save(self.folder / "checkpoint", tensors, {**text, **more})
         self._checkpointed = federation.round
 
@@ -148,34 +177,53 @@ class RunFolder:
         with self._room():
             write_text(self.folder / "confusion.json", json.dumps(found))
             self._models(federation)
-            write_text(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+            told = json.dumps(summary, indent=1) + "\n"
+            files = [name for name in _READ if (self.folder / name).is_file()]
+            checksums = {name: digest_of_file(self.folder / name) for name in files}
+            write_text(self.folder / CHECKSUMS, seal({**checksums, SUMMARY: digest(told.encode())}))
+            write_text(self.folder / SUMMARY, told)  # last: with it the run is finished
 
     def _models(self, federation: Federation) -> None:
         folder = self.folder / "models"
         folder.mkdir(exist_ok=True)
         known = {}
+        code = ClassCode()
         for number, client in enumerate(federation.scenario.clients):
-            file = f"{number:05d}.safetensors"
+            file, model = f"{number:05d}.safetensors", federation.model(client.name)
             # not synced one by one, which takes long with many clients: they can be made again from the checkpoint
-            write_tensors(folder / file, federation.model(client.name).state_dict(), sync=False)
+            checksum = write_tensors(folder / file, model.state_dict(), sync=False)
             now = client.at(federation.round)
             known[client.name] = {
                 "file": file,
+                "sha256": checksum,
+                "code": code(now.model, model),
                 "builder": builder_to_text(now.model),
                 "traits": dict(now.traits),
                 "labels": list(now.labels),
                 "samples": now.samples,
                 "public": federation.server.roster.members[number].public,
             }
-        write_text(folder / "models.json", json.dumps({"classes": federation.scenario.classes, "clients": known}))
+        told = {"classes": federation.scenario.classes, "read_by": READ_BY, "clients": known}
+        write_text(self.folder / MODELS, json.dumps(told))
 
     def _append(self, name: str, *lines: Mapping[str, Any]) -> None:
         with (self.folder / name).open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
-    def _length(self, name: str) -> int:
-        path = self.folder / name
-        return path.stat().st_size if path.is_file() else 0
+    def _written(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """How long files of lines are now, and their checksums: what a checkpoint says of them."""
+        now = {name: self._growing.setdefault(name, Growing(self.folder / name)).now() for name in names}
+        return {
+            "lengths": {name: length for name, (length, _) in now.items()},
+            "checksums": {name: checksum for name, (_, checksum) in now.items()},
+        }
+
+    def _cut(self, lengths: Mapping[str, int], names: Sequence[str]) -> None:
+        """Cut off files of lines what came after a checkpoint."""
+        for name in names:
+            if (self.folder / name).is_file():
+                with (self.folder / name).open("r+b") as file:
+                    file.truncate(lengths.get(name, 0))
 
     @contextmanager
     def _room(self) -> Iterator[None]:
@@ -202,35 +250,31 @@ class RunFolder:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise Damaged(f"'{path}' is not TOML ({error}); it was left as it is") from None
-        if found.get("format") != FORMAT or "scenario" not in found or "method" not in found:
+        if found.get("format") not in READABLE or "scenario" not in found or "method" not in found:
             raise Damaged(f"'{path}' was not written by this version of fedquilt; it was left as it is")
         return found
 
     @property
     def finished(self) -> bool:
         """Whether the run went to its end."""
-        return (self.folder / "summary.json").is_file()
+        return (self.folder / SUMMARY).is_file()
 
-    def restore(self, federation: Federation) -> dict[str, Any]:
-        """Put a federation where the last checkpoint was, and cut off what came after it; what the caller had added.
+    def restore(self, federation: Federation) -> Kept:
+        """Put a federation where the last checkpoint was, and cut off what came after it.
 
-        Everything is checked before the first byte is changed.
+        Everything is read and checked before the first byte is changed.
         """
-        found, lines = self.look(federation)
-        lengths = {} if found is None else found[1]["lengths"]
-        if found is not None:
-            restore_federation(federation, *found)
-            tidy(self.folder / "checkpoint", found[1]["tensors"])
-        for name in _LINES:
-            if (self.folder / name).is_file():
-                with (self.folder / name).open("r+b") as file:
-                    file.truncate(lengths.get(name, 0))
-        self._plan = Plan.from_json(lines[PLANS][-1]) if lines[PLANS] else None
+        kept = self.look(federation)
+        self._plan = kept.plans[-1][1] if kept.plans else None
         self._started = str(self.read_settings().get("started", self._started))
+        if kept.checkpoint is not None:
+            restore_federation(federation, *kept.checkpoint)
+            tidy(self.folder / "checkpoint", kept.checkpoint[1]["tensors"])
+        self._cut({} if kept.checkpoint is None else kept.checkpoint[1]["lengths"], _LINES)
         self._checkpointed = federation.round
-        return {} if found is None else dict(found[1]["more"])
+        return kept
 
-    def look(self, federation: Federation) -> tuple[tuple[Tensors, dict[str, Any]] | None, dict[str, list[Row]]]:
+    def look(self, federation: Federation) -> Kept:
         """The last checkpoint and the lines up to it, checked to be of this federation; nothing is changed."""
         settings = self.read_settings()
         self._checksum, self._identity = fingerprint(federation.scenario), identity(settings)
@@ -239,21 +283,52 @@ class RunFolder:
                 f"the data of scenario '{federation.scenario.name}' are not those that '{self.folder}' was run on; "
                 "it was left as it is"
             )
+        self._code = self._same_code(settings.get("model_code", {}), model_code(federation))
         found = load(self.folder / "checkpoint")
-        lengths = {} if found is None else found[1]["lengths"]
         if found is not None and found[1]["of"] != self._identity:
             raise Damaged(
                 f"'{self.folder / 'run.toml'}' is not the one that its checkpoint was made with; it was left as it is"
             )
-        return found, {name: self.lines(name, lengths.get(name, 0)) for name in _LINES}
+        rows, planned, moved = (self.lines(name, {} if found is None else found[1]) for name in _LINES)
+        try:
+            plans = [(int(line["round"]), Plan.from_json(line)) for line in planned]
+            sums = [(sum(line["up"].values()), sum(line["down"].values())) for line in moved]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            told = f"a line of '{PLANS}' or '{TRAFFIC}' in '{self.folder}' does not say what it should ({error!r})"
+            raise Damaged(f"{told}; it was left as it is") from None
+        return Kept(found, rows, plans, sums)
 
-    def lines(self, name: str, length: int | None = None) -> list[Row]:
-        """The lines of a file, or of its first `length` bytes; one that a kill cut short is left out."""
+    def _same_code(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The code that the run began with; refuses to go on by other code. Older runs did not keep it."""
+        if before and before.get("read_by") != READ_BY:
+            warnings.warn(
+                f"'{self.folder}' was begun by {before.get('read_by')}, this is {READ_BY}: whether the code of its "
+                "models is still the same cannot be told",
+                stacklevel=2,
+            )
+            return before
+        known, current = before.get("clients", {}), now["clients"]
+        other = [f"the model of client '{name}'" for name in known if known[name] != current.get(name)]
+        other += [what for key, what in _OTHER_CODE.items() if before.get(key, now[key]) != now[key]]
+        if before and other:
+            raise Damaged(
+                f"the code of {other[0]} is not that which '{self.folder}' was begun with; it was left as it is. Put "
+                "the code back or run anew; if results do not depend on the change, take [model_code] out of run.toml"
+            )
+        return before or now
+
+    def lines(self, name: str, checkpoint: Mapping[str, Any] | None = None) -> list[Row]:
+        """The lines of a file, or those up to a checkpoint (none where it is empty); one cut short is left out."""
         path = self.folder / name
         data = path.read_bytes() if path.is_file() else b""
-        if length is not None and len(data) < length:
-            raise Damaged(f"'{path}' is shorter than it was at the checkpoint; it was left as it is")
-        data = data[:length]
+        if checkpoint is not None:
+            length = checkpoint.get("lengths", {}).get(name, 0)
+            if len(data) < length:
+                raise Damaged(f"'{path}' is shorter than it was at the checkpoint; it was left as it is")
+            data = data[:length]
+            check(path, digest(data), checkpoint.get("checksums", {}).get(name))
+        elif self.finished:
+            check(path, digest(data), sealed(self.folder, self.read_settings().get("format")).get(name))
         try:
             whole = data[: data.rfind(b"\n") + 1].decode("utf-8")
             return [json.loads(line) for line in whole.splitlines()]
@@ -261,23 +336,46 @@ class RunFolder:
             raise Damaged(f"'{path}' holds a line that is not JSON ({error}); it was left as it is") from None
 
 
-def load_model(folder: str | Path, client: str) -> nn.Module:
-    """A client's personal model from a finished run: an ordinary module in eval mode, ready to use."""
-    place = Path(folder)
+def load_model(folder: str | Path, client: str, *, trust: bool = False) -> nn.Module:
+    """A client's personal model from a finished run: an ordinary module in eval mode, ready to use.
+
+    The code of the model is imported, and with it a scenario's own file. From a run directory that you did not make on
+    this machine that is refused unless you say `trust=True`.
+    """
+    place = RunFolder(folder)
+    settings, path = place.read_settings(), place.folder / MODELS
     try:
-        known = json.loads((place / "models" / "models.json").read_text(encoding="utf-8"))
+        text = path.read_bytes()
+        known = json.loads(text)
     except (OSError, ValueError) as error:
         raise Damaged(f"'{folder}' holds no models ({error}); finish the run first: fedquilt resume {folder}") from None
+    if place.finished:
+        check(path, digest(text), sealed(place.folder, settings["format"]).get(MODELS))
     if client not in known["clients"]:
         some = ", ".join(list(known["clients"])[:8])
         raise KeyError(f"'{folder}' has no client '{client}'; it has {some}")
     entry = known["clients"][client]
-    settings = RunFolder(place).read_settings()
+    tensors = read_tensors(path.with_name(Path(entry["file"]).name), entry.get("sha256"))
     own = split_address(settings["scenario"].get("file", ""))
     if own is not None and own[0].is_file():
+        check_file(own[0], trust)
         load_own_file(own[0])  # its models may be of classes in there
-    method = method_from(settings["method"])
+    method = method_from(settings["method"], trust)
     member = Member(client, entry["samples"], entry["traits"], tuple(entry["labels"]), {}, entry.get("public", 0))
-    model = model_of(method.parts(builder_from_text(entry["builder"])(), member, known["classes"]).module())
-    model.load_state_dict(load_file(place / "models" / Path(entry["file"]).name))
+    builder = builder_from_text(entry["builder"], trust)
+    held = method.parts(builder(), member, known["classes"]).module()
+    if known.get("read_by") == READ_BY and entry["code"] != ClassCode()(builder, held):
+        warnings.warn(
+            f"the code of the model of client '{client}' was changed since '{folder}' was written: it may not compute "
+            "what it did",
+            stacklevel=2,
+        )
+    model = model_of(held)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise Damaged(
+            f"the model of client '{client}' in '{folder}' does not fit the code that builds it now ({error}); put the "
+            "code back that the run was made with"
+        ) from None
     return model.eval()

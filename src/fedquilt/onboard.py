@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedquilt.checkpoint import restore_federation, write_tensors, write_text
 from fedquilt.client import Client, ModelBuilder
 from fedquilt.data.splits import random_split
-from fedquilt.disk import PLANS, RunFolder
+from fedquilt.disk import RunFolder
 from fedquilt.federation import Federation
 from fedquilt.fleet import Fleet, Terms
 from fedquilt.messages import Down, Up, Updates
@@ -88,13 +88,15 @@ def onboard(
     visits: int = 5,
     fine_tune: int = 0,
     scenario: Scenario | None = None,
+    trust: bool = False,
 ) -> Onboarded:
     """Let a client join a finished run. The run's directory and its other clients stay as they are.
 
     `newcomer` is a client, or a file of its data: `x_train, y_train` and, where there are, `x_validation, y_validation,
     x_test, y_test`; or `x, y`, which are split. A file's client has the model of the run's client that is most like it.
     `visits` rounds it takes part without being merged, `fine_tune` further ones it trains by itself. `scenario` is
-    needed where the run's was made by code of your own.
+    needed where the run's was made by code of your own, `trust=True` where the run directory names code that you did
+    not run on this machine before.
 
     >>> import tempfile
     >>> import fedquilt as fq
@@ -109,7 +111,7 @@ def onboard(
     visits, fine_tune = whole(visits, "visits"), whole(fine_tune, "fine_tune")
     if visits < 0 or fine_tune < 0:
         raise ValueError(f"visits={visits}, fine_tune={fine_tune}: give numbers of rounds, 0 or more")
-    federation, settled = finished(folder, scenario)
+    federation, settled = finished(folder, scenario, trust)
     client = newcomer if isinstance(newcomer, Client) else read_client(newcomer, federation, traits)
     if isinstance(newcomer, Client) and traits is not None:
         raise ValueError(f"client '{client.name}' has traits of its own; give traits only with a file")
@@ -128,18 +130,18 @@ def onboard(
     )
 
 
-def finished(folder: str | Path, scenario: Scenario | None) -> tuple[Federation, int]:
+def finished(folder: str | Path, scenario: Scenario | None, trust: bool = False) -> tuple[Federation, int]:
     """The federation of a finished run as it was after its last round, and the round in which its plan last changed."""
     place = RunFolder(folder)
     known = place.read_settings()
     if not place.finished:
         raise ValueError(f"the run in '{folder}' is not finished; go on with it first: fedquilt resume {folder}")
-    federation = rebuild({**known, "engine": "sequential"}, scenario or scenario_of(known))
-    found, lines = place.look(federation)
-    if found is None:
+    federation = rebuild({**known, "engine": "sequential"}, scenario or scenario_of(known, trust), trust)
+    kept = place.look(federation)
+    if kept.checkpoint is None:
         raise ValueError(f"the run in '{folder}' has no checkpoint, so nobody can join it; run it again")
-    restore_federation(federation, *found)
-    return federation, lines[PLANS][-1]["round"]
+    restore_federation(federation, *kept.checkpoint)
+    return federation, kept.plans[-1][0]
 
 
 def read_client(path: str | Path, federation: Federation, traits: Mapping[str, str] | None) -> Client:

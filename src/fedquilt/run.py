@@ -17,7 +17,7 @@ from torch import nn
 
 from fedquilt import scenarios
 from fedquilt.checkpoint import Damaged
-from fedquilt.disk import METRICS, PLANS, TRAFFIC, RunFolder
+from fedquilt.disk import METRICS, RunFolder
 from fedquilt.federation import Callback, Federation, RoundReport
 from fedquilt.methods import METHODS, Local, Method
 from fedquilt.names import unknown
@@ -25,10 +25,11 @@ from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.results import Evaluation, Row, final, summarise
 from fedquilt.runfile import method_from, rule_from, rule_to, training_from, values_of
 from fedquilt.scenario import Scenario
-from fedquilt.scenarios.own import from_file
+from fedquilt.scenarios.own import from_file, split_address
 from fedquilt.sharing import Plan, Rule, mean, pick
 from fedquilt.training.parallel import cores
 from fedquilt.training.settings import Training
+from fedquilt.trust import check_file
 from fedquilt.values import python, whole, with_python_settings
 
 OPTIONS = ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_every", "alone")
@@ -103,7 +104,8 @@ class Run:
         known = self._last.get((readout, split))
         if known is None or known[0] != len(self.evaluations):
             clients = self.federation.scenario.clients
-            missing = {client.name for client in clients if len(getattr(client, split))}
+            # of clients on devices of their own it is not known here who has samples
+            missing = {c.name for c in clients if len(getattr(c, split))} or {c.name for c in clients}
             found: dict[str, Row] = {}
             for evaluation in reversed(self.evaluations):
                 if missing and (evaluation.readout, evaluation.split) == (readout, split):
@@ -213,38 +215,41 @@ def run(
     return _finish(result, folder, options, callbacks)
 
 
-def resume(folder: str | Path, scenario: Scenario | None = None, callbacks: Sequence[Callback] = ()) -> Run:
+def resume(
+    folder: str | Path, scenario: Scenario | None = None, callbacks: Sequence[Callback] = (), *, trust: bool = False
+) -> Run:  # fmt: skip
     """Go on with a run on disk that was interrupted, to the same bits as if it had not been.
 
-    The scenario is built again as `run.toml` says; give it where it was made by code of your own.
+    The scenario is built again as `run.toml` says; give it where it was made by code of your own. Code outside of the
+    library that a run directory names is run only if you ran it on this machine before, or say `trust=True`.
     """
     place = RunFolder(folder)
     known = place.read_settings()
     if place.finished:
         raise ValueError(f"the run in '{folder}' is finished; look at it with: fedquilt report {folder}")
     with _threads(known.get("threads")):
-        federation = rebuild(known, scenario or scenario_of(known))
+        federation = rebuild(known, scenario or scenario_of(known, trust), trust)
         place.lock.take()
         try:
-            more = place.restore(federation)
-            result = Run(federation, folder=place.folder, earlier=place.lines(METRICS))
-            result.seconds = more.get("seconds", 0.0)
-            result.plans = [(line["round"], Plan.from_json(line)) for line in place.lines(PLANS)]
-            for line in place.lines(TRAFFIC):
-                result.bytes_up.append(sum(line["up"].values()))
-                result.bytes_down.append(sum(line["down"].values()))
+            kept = place.restore(federation)
+            result = Run(federation, plans=kept.plans, folder=place.folder, earlier=kept.rows)
+            result.seconds = kept.more.get("seconds", 0.0)
+            result.bytes_up, result.bytes_down = [up for up, _ in kept.moved], [down for _, down in kept.moved]
             return _finish(result, place, {key: known.get(key) for key in OPTIONS}, callbacks)
         finally:
             place.lock.release()
 
 
-def scenario_of(known: Mapping[str, Any]) -> Scenario:
-    """The scenario of a run, built again as its `run.toml` says."""
+def scenario_of(known: Mapping[str, Any], trust: bool = False) -> Scenario:
+    """The scenario of a run, built again as its `run.toml` says; by a file as far as `fedquilt.trust` allows it."""
     origin = known["scenario"]
     settings = values_of(origin.get("settings", {}))
     if "name" in origin:
         return scenarios.build(origin["name"], seed=origin["seed"], **settings)
     if "file" in origin:
+        place = split_address(origin["file"])
+        if place is not None:
+            check_file(place[0], trust)
         return from_file(origin["file"], origin["seed"], settings)
     raise ValueError(
         f"the run of '{origin.get('title', 'a scenario')}' does not say how its clients were made; give them: "
@@ -252,12 +257,12 @@ def scenario_of(known: Mapping[str, Any]) -> Scenario:
     )
 
 
-def rebuild(known: Mapping[str, Any], scenario: Scenario) -> Federation:
+def rebuild(known: Mapping[str, Any], scenario: Scenario, trust: bool = False) -> Federation:
     """The federation of a run before its first round, as its `run.toml` says."""
     try:
         return Federation(
             scenario,
-            method_from(known["method"]),
+            method_from(known["method"], trust),
             training_from(known["training"]),
             known["seed"],
             known["device"],

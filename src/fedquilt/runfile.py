@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import platform
 import subprocess
@@ -23,18 +22,24 @@ from fedquilt.federation import Federation
 from fedquilt.methods import METHODS, Method
 from fedquilt.readouts import named
 from fedquilt.scenario import Scenario
+from fedquilt.scenarios.own import split_address
 from fedquilt.sharing import MERGES, Rule, pick
 from fedquilt.training.settings import Training
+from fedquilt.trust import module_of
 from fedquilt.values import python
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # in format 1 nothing but the checkpoint has checksums
 _NONE = {"none": True}  # TOML has no word for None
 # what the results of a run follow from
 _DECIDES = ("scenario", "method", "seed", "training", "merge", "readouts", "evaluate_every", "fingerprint")
 
 
-def describe(federation: Federation, options: Mapping[str, Any], checksum: str) -> dict[str, Any]:
-    """Everything needed to repeat a run, as plain values; `checksum` is the `fingerprint` of its scenario."""
+def describe(
+    federation: Federation, options: Mapping[str, Any], checksum: str, code: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything needed to repeat a run, as plain values; `checksum` is the `fingerprint` of its scenario, `code` the
+    `model_code` that it began with."""
     from fedquilt import __version__
 
     scenario, origin = federation.scenario, dict(federation.scenario.origin)
@@ -54,6 +59,7 @@ def describe(federation: Federation, options: Mapping[str, Any], checksum: str) 
         "clients": [client.name for client in scenario.clients],
         "label_names": list(scenario.label_names),
         "fingerprint": checksum,
+        "model_code": code,
         "versions": {
             "fedquilt": __version__,
             "commit": _commit(),
@@ -93,14 +99,14 @@ def method_to(method: Method) -> dict[str, Any]:
     return text
 
 
-def method_from(text: Mapping[str, Any]) -> Method:
-    """The method that `method_to` described.
+def method_from(text: Mapping[str, Any], trust: bool = False) -> Method:
+    """The method that `method_to` described; one that is not the library's only if `fedquilt.trust` allows it.
 
     >>> from fedquilt.methods import FedPer
     >>> method_from(method_to(FedPer(personal=2)))
     FedPer(personal=2)
     """
-    kind = _find(text["class"]) if "class" in text else METHODS.get(text["name"])
+    kind = _find(text["class"], trust) if "class" in text else METHODS.get(text["name"])
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise Damaged(f"the run's method '{text.get('class', text['name'])}' is not known to this version of fedquilt")
     return kind(**values_of(text.get("settings", {})))
@@ -174,22 +180,23 @@ def builder_to_text(builder: ModelBuilder) -> dict[str, Any]:
     return {"address": f"{module}:{name}", **plain}
 
 
-def builder_from_text(text: Mapping[str, Any]) -> ModelBuilder:
+def builder_from_text(text: Mapping[str, Any], trust: bool = False) -> ModelBuilder:
     """The builder that `builder_to_text` described: a class of modules, or a function that is declared to give one.
 
-    Nothing else is called, so that a directory from elsewhere cannot name a function that does something else.
+    Nothing else is called, and no module imported but as `fedquilt.trust` allows, so that a directory from elsewhere
+    cannot name a function that does something else.
 
     >>> builder_from_text({"address": "os:system", "args": ["true"], "kwargs": {}})
     Traceback (most recent call last):
     ...
-    fedquilt.checkpoint.Damaged: 'os:system' builds no model: it is no nn.Module, nor a function declared '-> nn.Module'
+    fedquilt.seals.Damaged: 'os:system' builds no model: it is no nn.Module, nor a function declared '-> nn.Module'
     """
     if not text:
         raise Damaged(
             "this client's model was built by a function that cannot be found again (a lambda, or one of a script); "
             "build it yourself and load models/*.safetensors into it, or put the function into a module"
         )
-    found = _find(text["address"])
+    found = _find(text["address"], trust)
     if not _gives_module(found):
         raise Damaged(
             f"'{text['address']}' builds no model: it is no nn.Module, nor a function declared '-> nn.Module'"
@@ -206,16 +213,30 @@ def _gives_module(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, nn.Module)
 
 
-def _find(address: str) -> Any:
+def _find(address: str, trust: bool) -> Any:
     """What is at `module:name`; None where there is nothing."""
     module, _, name = address.partition(":")
+    if not all(module.split(".")):
+        return None
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = module_of(module, trust)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError):
+    except (ImportError, AttributeError):
         return None
     return found
+
+
+def named_code(federation: Federation) -> tuple[list[Path], list[str]]:
+    """The files and the modules that a run of this federation names as places of its code."""
+    place = split_address(federation.scenario.origin.get("file", ""))
+    clients = federation.scenario.clients
+    changed = (change.model for client in clients for change in client.changes.values() if change.model is not None)
+    builders = {id(builder): builder for builder in (*(client.model for client in clients), *changed)}
+    addresses = [builder_to_text(builder).get("address", "") for builder in builders.values()]
+    addresses.append(method_to(federation.method).get("class", ""))
+    modules = {address.partition(":")[0] for address in addresses} - {"", "__main__"}
+    return [] if place is None else [place[0]], sorted(modules)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ def onboard(
     to: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where its model is kept; DIR/onboarded/CLIENT otherwise.")
     ] = None,
+    trust: opt.Trust = False,
     json: opt.AsJson = False,
 ) -> None:
     """A client that was not there joins a finished run: its circles, a personal model, and whether that was worth it.
@@ -42,7 +43,7 @@ def onboard(
     """
     from fedquilt.onboard import onboard as join
 
-    joined = join(folder, client, traits=declared(traits or []), visits=visits, fine_tune=fine_tune)
+    joined = join(folder, client, traits=declared(traits or []), visits=visits, fine_tune=fine_tune, trust=trust)
     place = joined.save(to or folder / "onboarded" / joined.name)
     if json:
         facts = {"client": joined.name, "better": joined.better, "gain": joined.gain, "personal": joined.personal}

@@ -42,6 +42,7 @@ Watch = Annotated[
     typer.Option("--watch", metavar="[PORT]", help="Serve the page while it runs, to this machine only."),
 ]
 Alone = Annotated[bool, typer.Option("--alone/--no-alone", help="Train the clients alone too: the bar to clear.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code that DIR names, also if you never ran it here.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on standard output, for machines.")]
 
 

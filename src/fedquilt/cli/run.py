@@ -72,6 +72,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run that was interrupted.")],
     watch: opt.Watch = None,
     quilt: Quilted = False,
+    trust: opt.Trust = False,
     json: opt.AsJson = False,
 ) -> None:
     """Go on with a run that was interrupted, to the same bits as if it had not been."""
@@ -81,7 +82,7 @@ def resume(
     known = RunFolder(folder).read_settings()
     with watched(watch, folder), Board() as board:
         rounds, name = known["training"]["rounds"], known["method"]["name"]
-        outcome = board.resume(name, rounds, lambda callbacks: go_on(folder, callbacks=callbacks))
+        outcome = board.resume(name, rounds, lambda callbacks: go_on(folder, callbacks=callbacks, trust=trust))
     tell(outcome, folder, quilt, json)
 
 

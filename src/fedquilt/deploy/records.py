@@ -44,9 +44,8 @@ class Records(RunFolder):
         """Keeps what the server needs to go on from here; what clients need they keep themselves."""
         tensors: dict[str, Any] = {}
         text = {"server": server_state(federation.server, tensors), "kept": federation.kept(), "more": dict(more)}
-        lengths = {name: self._length(name) for name in _FILES}
         with self._room():
-            save(self.folder / CHECKPOINT, tensors, {**text, "lengths": lengths})
+            save(self.folder / CHECKPOINT, tensors, {**text, **self._written(_FILES)})
 
     def kept(self) -> dict[str, Any] | None:
         """What the caller had added to the last checkpoint; None where there is none."""
@@ -58,17 +57,14 @@ class Records(RunFolder):
         found = load(self.folder / CHECKPOINT)
         assert found is not None
         tensors, text = found
+        lines = {name: self.lines(name, text) for name in _FILES}  # before anything is cut
+        self._plan = Plan.from_json(lines[PLANS][-1]) if lines[PLANS] else None
         changed = federation.fleet.changes(text["server"]["round"])
         if changed:
             federation.server.declare(changed)
         restore_server(federation.server, tensors, text["server"])
         federation.remember(text["kept"])
-        for name in _FILES:
-            if (self.folder / name).is_file():
-                with (self.folder / name).open("r+b") as file:
-                    file.truncate(text["lengths"][name])
-        plans = self.lines(PLANS)
-        self._plan = Plan.from_json(plans[-1]) if plans else None
+        self._cut(text["lengths"], _FILES)
 
     def _models(self, federation: Federation) -> None:
         """Nothing: a client's model holds private units, and these never leave it."""

@@ -1,7 +1,7 @@
 """Reading run directories: `run.toml`, `metrics.jsonl`, `plans.jsonl`, `traffic.jsonl`, `summary.json` and so on.
 
-Only files are read, nothing is imported from the code that wrote them, and whatever is missing is left out: a run that
-is still going, or was killed in the middle of a line, can be reported too.
+Only files are read, nothing of what the run names is run, and whatever is missing is left out: a run that is still
+going, or was killed in the middle of a line, can be reported too. Of a finished run every file has to be as it was.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedquilt.seals import Damaged, check, digest, sealed
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 COMPARISON = "comparison.json"
 _SIGNS = ("run.toml", "summary.json", "metrics.jsonl")
+_TABLES = ("summary.json", "confusion.json")
+_OF_LINES = ("metrics.jsonl", "traffic.jsonl", "plans.jsonl")
 Reading = tuple[str, str]
 """A read-out and a split."""
 
@@ -80,7 +84,7 @@ def run_folders(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     if any((folder / name).is_file() for name in _SIGNS):
         return [folder]
-    told = _json(folder / COMPARISON).get("runs")
+    told = _json(folder / COMPARISON, _text(folder / COMPARISON)).get("runs")
     if isinstance(told, list):
         inside = [folder / Path(str(name)).name for name in told]
     else:
@@ -101,21 +105,22 @@ def read_run(folder: str | Path) -> RunFiles:
     folder = Path(folder)
     if not any((folder / name).is_file() for name in _SIGNS):
         raise FileNotFoundError(f"'{folder}' is not a run directory: it has no {', '.join(_SIGNS)}")
-    summary = _json(folder / "summary.json")
-    settings = _toml(folder / "run.toml")
-    rows = _lines(folder / "metrics.jsonl")
-    moved = _lines(folder / "traffic.jsonl")
-    planned = _lines(folder / "plans.jsonl")
+    settings = _toml(folder / "run.toml", _text(folder / "run.toml"))
+    texts = _texts(folder, settings, ("run.toml", *_TABLES, *_OF_LINES))
+    summary, confused = (_json(folder / name, texts[name]) for name in _TABLES)
+    rows, moved, planned = (_lines(folder / name, texts[name]) for name in _OF_LINES)
 
     clients = _names(settings, rows, moved, planned)
     series = _series(rows, clients)
     readout, split = (_find(summary, settings, key) for key in ("readout", "split"))
     tests = [reading for reading in series if reading[1] == "test"] or list(series)
     # a run keeps that of the same clients by themselves inside its own directory
-    by_themselves = _series(_lines(folder / "alone" / "metrics.jsonl"), clients)
+    alone = folder / "alone"
+    (text,) = _texts(alone, _toml(alone / "run.toml", _text(alone / "run.toml")), _OF_LINES[:1]).values()
+    by_themselves = _series(_lines(alone / "metrics.jsonl", text), clients)
     series |= {("alone", split): mine for (readout, split), mine in by_themselves.items() if readout == "received"}
     reading = (str(readout), str(split)) if readout and split else (tests[0] if tests else ("", ""))
-    confusion, labels = _confusion(_json(folder / "confusion.json"), reading[0], clients)
+    confusion, labels = _confusion(confused, reading[0], clients)
     named = _find(settings, "label_names") or _find(settings, "labels")
     return RunFiles(
         folder=folder,
@@ -134,30 +139,44 @@ def read_run(folder: str | Path) -> RunFiles:
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _texts(folder: Path, settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+    """Files of a run as text; if it is finished, as they were then."""
+    is_finished = (folder / "summary.json").is_file()
+    wanted = sealed(folder, settings.get("format")) if is_finished else {}
+    gone = [name for name in names if name in wanted and not (folder / name).is_file()]
+    if gone:
+        raise Damaged(f"'{folder / gone[0]}' is gone; get it from a copy, or run again")
+    return {name: _text(folder / name, wanted.get(name)) for name in names}
+
+
+def _text(path: Path, checksum: str | None = None) -> str:
+    """A file with this checksum (None: nobody knows it) as text; empty where there is none."""
+    data = path.read_bytes() if path.is_file() else b""
+    check(path, digest(data), checksum)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"'{path}' is not text ({error}); get it from a copy, or run again") from None
+
+
+def _json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
     except ValueError as error:
         raise ValueError(f"'{path}' is not JSON ({error}); remove it to report the rest of the run") from None
     return found if isinstance(found, dict) else {}
 
 
-def _toml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _toml(path: Path, text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(text)
     except ValueError as error:
         raise ValueError(f"'{path}' is not TOML ({error}); remove it to report the rest of the run") from None
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path, text: str) -> list[dict[str, Any]]:
     """The objects of a file of JSON lines; a last line cut short (the run goes on, or was killed) is left out."""
-    if not path.is_file():
-        return []
-    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    lines = [line for line in text.split("\n") if line.strip()]
     try:
         return list(json.loads("[" + ",".join(lines) + "]"))  # one call: four times as fast as one a line
     except ValueError:
