@@ -15,12 +15,12 @@ from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedquilt.checkpoint import restore_federation, write_tensors, write_text
 from fedquilt.client import Client, ModelBuilder
+from fedquilt.data.npz import NotArrays, read_arrays
 from fedquilt.data.splits import random_split
 from fedquilt.disk import RunFolder
 from fedquilt.federation import Federation
@@ -150,10 +150,9 @@ def read_client(path: str | Path, federation: Federation, traits: Mapping[str, s
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; give the newcomer's data as client.npz")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not an .npz file of plain arrays ({error})") from None
+        arrays = read_arrays(path)
+    except (NotArrays, OSError) as error:
+        raise ValueError(f"{path} is not an .npz file of plain arrays: {error}") from None
     if {"x", "y"} <= arrays.keys():
         parts = random_split(arrays["y"], shares=SHARES, seed=federation.seed)
         splits = {name: (arrays["x"][at], arrays["y"][at]) for name, at in zip(("train", *SPLITS), parts, strict=True)}

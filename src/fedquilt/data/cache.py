@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import zipfile
-import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedquilt.data.dataset import PER_SAMPLE, Dataset
 from fedquilt.data.errors import DataDamaged, DataError
+from fedquilt.data.npz import read_arrays
 from fedquilt.data.source import Source
 
 _NAMES = ("label_names", "coarse_names")
@@ -43,13 +43,18 @@ def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
 def read(path: Path, source: Source) -> Dataset:
     """A data set from its cache; halves called `x_train`, `x_test` are joined and told apart by `is_test`."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = _joined(stored)
-            names = {key: tuple(str(n) for n in stored[key]) for key in _NAMES if key in stored.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, PermissionError):
-            raise DataError(f"the cache {path} cannot be read: {error}") from error
+        stored = read_arrays(path)
+        arrays = _joined(stored)
+    except PermissionError as error:
+        raise DataError(f"the cache {path} cannot be read: {error}") from error
+    except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
+    except KeyError as error:
+        raise _damaged(path, f"it lacks {error}") from error
+    odd = [key for key in _NAMES if key in stored and stored[key].ndim != 1]
+    if odd:
+        raise _damaged(path, f"{odd[0]} is not a list of names")
+    names = {key: tuple(str(n) for n in stored[key]) for key in _NAMES if key in stored}
     if not {"x", "y"} <= set(arrays) or "label_names" not in names:
         raise _damaged(path, "it lacks x, y or label_names")
     x = arrays.pop("x")
@@ -59,7 +64,11 @@ def read(path: Path, source: Source) -> Dataset:
         x = x.astype(np.float32)
         if not np.isfinite(x).all():
             raise _damaged(path, "x holds values that are not finite")
+    if not len(x):
+        raise _damaged(path, "it holds no samples")
     for key, values in arrays.items():
+        if values.dtype.kind not in "iub" and not (values.dtype.kind == "f" and (values == np.rint(values)).all()):
+            raise _damaged(path, f"{key} holds {values.dtype} where whole numbers belong")
         arrays[key] = values.astype(np.bool_ if key == "is_test" else np.int64)
     try:
         more: dict[str, Any] = {**arrays, **names}
@@ -69,12 +78,12 @@ def read(path: Path, source: Source) -> Dataset:
     return source.complete(dataset) if source.complete else dataset
 
 
-def _joined(stored: Any) -> dict[str, NDArray[Any]]:
-    if "x_train" not in stored.files:
-        return {key: stored[key] for key in PER_SAMPLE if key in stored.files}
+def _joined(stored: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    if "x_train" not in stored:
+        return {key: stored[key] for key in PER_SAMPLE if key in stored}
     out: dict[str, NDArray[Any]] = {}
     for key in PER_SAMPLE:
-        if f"{key}_train" in stored.files:
+        if f"{key}_train" in stored:
             out[key] = np.concatenate([stored[f"{key}_train"], stored[f"{key}_test"]])
     out["is_test"] = np.arange(len(out["y"])) >= len(stored["y_train"])
     return out

@@ -48,9 +48,13 @@ class Dataset:
     peak: int = 255
 
     def __post_init__(self) -> None:
-        n = len(self.y)
+        n = self.y.size
         for key in PER_SAMPLE:
             values = getattr(self, key)
+            if values is not None and key != "x" and values.ndim != 1:
+                raise ValueError(
+                    f"data set '{self.name}': {key} has the shape {values.shape}; give one number for each sample"
+                )
             if values is not None and len(values) != n:
                 raise ValueError(f"data set '{self.name}': {key} has {len(values)} rows, y has {n}; they must agree")
         if n and (int(self.y.max()) >= len(self.label_names) or int(self.y.min()) < -1):

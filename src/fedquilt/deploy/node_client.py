@@ -9,10 +9,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 from torch import nn
 
 from fedquilt.client import Change, Client
+from fedquilt.data.npz import NotArrays, read_arrays
 from fedquilt.deploy.project import Node
 
 
@@ -20,8 +20,10 @@ def load_client(node: Node, data: Path) -> Client:
     """The client of a folder with the data of an npz file: x_train, y_train, and the same of validation and test."""
     if not data.is_file():
         raise FileNotFoundError(f"client '{node.name}': the data file {data} does not exist")
-    with np.load(data, allow_pickle=False) as arrays:
-        parts = {key: arrays[key] for key in arrays.files}
+    try:
+        parts = read_arrays(data)
+    except NotArrays as error:
+        raise ValueError(f"client '{node.name}': {data} is not a file of plain arrays: {error}") from error
 
     def split(name: str) -> tuple[Any, Any] | None:
         if f"x_{name}" not in parts:

@@ -43,4 +43,4 @@ def f_by_class(counts: Tensor) -> Tensor:
 def macro_f1(counts: Tensor) -> Tensor:
     """The mean F-measure over the classes a client's samples show, (k,); NaN for a client without samples."""
     there = counts.sum(2) > 0
-    return (f_by_class(counts).double() * there).sum(1) / there.sum(1)
+    return (f_by_class(counts.double()) * there).sum(1) / there.sum(1)
