@@ -364,7 +364,7 @@ def load_model(folder: str | Path, client: str, *, trust: bool = False) -> nn.Mo
     member = Member(client, entry["samples"], entry["traits"], tuple(entry["labels"]), {}, entry.get("public", 0))
     builder = builder_from_text(entry["builder"], trust)
     held = method.parts(builder(), member, known["classes"]).module()
-    if known.get("read_by") == READ_BY and entry["code"] != ClassCode()(builder, held):
+    if known.get("read_by") == READ_BY and entry["code"] != ClassCode()(builder, model_of(held)):
         warnings.warn(
             f"the code of the model of client '{client}' was changed since '{folder}' was written: it may not compute "
             "what it did",
