@@ -169,7 +169,9 @@ def map_rows(
         named = family.layout.split(row)
 
         def call(*args: Any, **kwargs: Any) -> Tensor:
-            result: Tensor = functional_call(module, named, args, kwargs)
+            # A model may write on its input (an activation in place, say); clients' samples must stay as they are.
+            own = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
+            result: Tensor = functional_call(module, named, tuple(own), kwargs)
             return result
 
         return function(call, *parts)

@@ -1,5 +1,8 @@
 """Optimisers of stacks: one fused operation updates every parameter of every client of a family.
 
+Fused operations read memory as it lies, whatever a tensor's strides say, and autograd gives gradients in any layout
+(channels last, transposed, one number expanded): here, and nowhere else, they are brought into that of the parameters.
+
 A client's state is fresh in each round, so there is nothing to keep between rounds. A learning rate may be scaled per
 client or per parameter by `scale`; zero leaves a number exactly as it was.
 """
@@ -26,6 +29,7 @@ class Optimiser:
     def __init__(self, training: Training, parameters: Sequence[Tensor]) -> None:
         self.training = training
         self.parameters = list(parameters)
+        assert all(p.is_contiguous() for p in self.parameters), "fused operations read parameters as they lie in memory"
         self.first: list[Tensor] = []
         self.second: list[Tensor] = []
         self.steps: list[Tensor] = []
@@ -43,11 +47,12 @@ class Optimiser:
     def step(self, gradients: Sequence[Tensor], lr: float | Tensor) -> None:
         """One step; `lr` is a number, or a tensor of no dimensions where a captured graph reads it anew."""
         t = self.training
+        own = [as_it_reads(gradient) for gradient in gradients]
         if t.optimiser == "sgd":
             # A buffer of zeros makes the first step momentum * 0 + gradient: no special first step is needed.
             torch._fused_sgd_(
                 self.parameters,
-                list(gradients),
+                own,
                 self.first,
                 weight_decay=t.weight_decay,
                 momentum=t.momentum,
@@ -62,7 +67,7 @@ class Optimiser:
         update = torch._fused_adam_ if t.optimiser == "adam" else torch._fused_adamw_
         update(
             self.parameters,
-            list(gradients),
+            own,
             self.first,
             self.second,
             [],
@@ -75,6 +80,15 @@ class Optimiser:
             amsgrad=False,
             maximize=False,
         )
+
+
+def as_it_reads(gradient: Tensor) -> Tensor:
+    """A gradient whose memory holds its numbers in the order in which they are read; itself, where it does already.
+
+    >>> as_it_reads(torch.arange(4.0).view(2, 2).T).stride(), as_it_reads(torch.ones(1).expand(3, 2)).stride()
+    ((2, 1), (2, 1))
+    """
+    return gradient.resolve_neg().contiguous()  # the imaginary part of a conjugate is there with its sign to be turned
 
 
 def hold_back(before: Tensor, after: Tensor, scale: Tensor) -> None:

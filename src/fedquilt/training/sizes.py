@@ -48,7 +48,8 @@ def size_of_a_client(recipe: Recipe, extras: Mapping[str, Tensor]) -> Size:
 
     module, samples = prepare_one(recipe.module()), recipe.samples
     first = slice(min(recipe.training.batch, samples.count[0]))
-    x, y = (table[first].to(recipe.device) for table in samples.parts[samples.part[0]])
+    # copies: a model may write on its input
+    x, y = (table[first].clone().to(recipe.device) for table in samples.parts[samples.part[0]])
     batch = Batch(x, y, index=torch.arange(len(y), device=recipe.device))
     named = dict(module.named_parameters())
     begun = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_start else {}

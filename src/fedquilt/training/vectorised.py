@@ -269,7 +269,7 @@ class _Stage:
         if moves is not None:
             scale = moves[:, None] if scale is None else scale * moves[:, None]
         before = {} if scale is None else {name: tensor.clone() for name, tensor in self.trained.items()}
-        self.optimiser.step([gradients[name].contiguous() for name in self.trained], self.lr_now())
+        self.optimiser.step([gradients[name] for name in self.trained], self.lr_now())
         if scale is not None:
             for name, value in before.items():
                 place = self.recipe.layout.places[name]
