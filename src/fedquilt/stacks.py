@@ -6,7 +6,6 @@ range of its columns, whatever the architecture is.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from fedquilt.copies import copy_of
 from fedquilt.parts import model_of
 from fedquilt.structure import structure
 from fedquilt.training.layers import prepare_eval
@@ -191,7 +191,7 @@ class Family:
     def evaluator(self, device: torch.device) -> nn.Module:
         """A copy of the module in eval mode on a device, to run rows through; made once."""
         if device not in self._copies:
-            self._copies[device] = prepare_eval(copy.deepcopy(self.template).to(device).eval())
+            self._copies[device] = prepare_eval(copy_of(self.template).to(device).eval())
         return self._copies[device]
 
     @cached_property
@@ -202,7 +202,7 @@ class Family:
 
     def model(self, row: Tensor) -> nn.Module:
         """A row as an ordinary module of its own: the user's model, whatever the method holds beside it."""
-        return model_of(self.layout.fill(copy.deepcopy(self.template).to(row.device), row).eval())
+        return model_of(self.layout.fill(copy_of(self.template).to(row.device), row).eval())
 
 
 def families(

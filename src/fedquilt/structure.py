@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedquilt.copies import parameter_hooks
+
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, slice)
 _MACHINERY = frozenset(vars(nn.Module()))  # parameters, buffers, children and hooks: told by themselves
 
@@ -37,6 +39,7 @@ def structure(module: nn.Module) -> str:
     for path, part in module.named_modules(remove_duplicate=False):
         own = {key: value for key, value in vars(part).items() if key not in _MACHINERY}
         hooks = [*part._forward_pre_hooks.values(), *part._forward_hooks.values()]
+        hooks += [parameter_hooks(p) for p in part._parameters.values() if p is not None]
         text = _text([part._parameters, part._buffers, own, hooks], names, frozenset())
         lines.append(f"{path} {_kind(type(part))} {names[id(part)]} {text}")
     return "\n".join(lines)

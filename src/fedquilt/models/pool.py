@@ -6,7 +6,6 @@ Nothing here branches on the value of a tensor, so a pool and its router run und
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedquilt.copies import copy_of
 from fedquilt.models.gates import Gates, active_blocks, block_names, check_blocks, layers_of, paths, sample_gates
 
 Joint = Literal["product", "concat"]
@@ -251,7 +251,7 @@ def split_head(model: nn.Module, layers: int) -> tuple[Callable[[], nn.Module], 
             f"{type(model).__name__} does not end with a linear layer above other layers, so its encoder cannot be "
             "told from its head; build the client's model as a RoutedNetwork with an encoder of your own"
         )
-    bare = copy.deepcopy(model)
+    bare = copy_of(model)
     for path, _ in head:
         parent, _, child = path.rpartition(".")
         setattr(bare.get_submodule(parent), child, nn.Identity())
@@ -259,7 +259,7 @@ def split_head(model: nn.Module, layers: int) -> tuple[Callable[[], nn.Module], 
 
     def build() -> nn.Module:
         nonlocal built
-        encoder = copy.deepcopy(bare)
+        encoder = copy_of(bare)
         if built:
             with torch.no_grad():
                 for tensor in encoder.parameters():
@@ -280,8 +280,7 @@ class Assembled(nn.Module):
         if not self.kept[0]:
             raise ValueError("these gates leave no complete path open; open one with keep_one_path")
         self.layers = nn.ModuleList(
-            nn.ModuleList(copy.deepcopy(layer[j]) for j in kept)
-            for layer, kept in zip(pool.layers(), self.kept, strict=True)
+            nn.ModuleList(copy_of(layer[j]) for j in kept) for layer, kept in zip(pool.layers(), self.kept, strict=True)
         )
         self.inputs = []  # for each block of a layer, then for the prediction: where in the layer below its inputs are
         steps = layers_of(gates > 0.5, pool.blocks)

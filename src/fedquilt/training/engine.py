@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedquilt.copies import copy_of
 from fedquilt.stacks import Layout
 from fedquilt.training.objective import Objective
 from fedquilt.training.settings import Training
@@ -137,7 +137,7 @@ class Recipe:
 
     def module(self) -> nn.Module:
         """A copy of the module for the engine to keep, in training mode, on the device."""
-        return copy.deepcopy(self.template).to(self.device).train()
+        return copy_of(self.template).to(self.device).train()
 
 
 class Engine(Protocol):

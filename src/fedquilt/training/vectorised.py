@@ -28,6 +28,7 @@ from fedquilt.training.objective import INDEX, Batch, Learner, Model
 from fedquilt.training.optim import Optimiser, hold_back
 from fedquilt.training.sizes import memory_budget
 from fedquilt.training.suits import python_state
+from fedquilt.training.unstacked import why_not_stacked
 
 _MOST_STAGES = 64  # shapes of work whose memory and graphs are kept
 _AHEAD_BYTES = 2**28  # up to here a GPU picks the batches of all steps at once
@@ -58,9 +59,12 @@ class Vectorised:
         # Where all clients have one size, the last batch of an epoch is short for all of them: it is cut, not padded.
         self.whole = self.even and self.most_steps <= _WHOLE_ROUND_STEPS
         self.pads = not self.whole and (not self.even or self.longest % min(recipe.training.batch, self.longest) > 0)
+        self.trouble = why_not_stacked(self.module, self.pads)
         self.stages: dict[tuple[Any, ...], _Stage] = {}
 
     def train(self, job: Job) -> Tensor:
+        if self.trouble is not None:
+            raise RuntimeError(self.trouble)
         of_each = self.recipe.samples.count
         counts = (self.longest,) * len(job.members) if self.even else tuple(of_each[m] for m in job.members)
         shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in sorted(job.extras.items()))
