@@ -11,6 +11,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
+from fedquilt.alone import alone
 from fedquilt.fleet import Fleet, Terms
 from fedquilt.messages import Down, Passed, Roster, Updates, counted
 from fedquilt.methods.base import Method
@@ -116,7 +117,7 @@ class Federation:
         start = time.perf_counter()
         round_ = self.round + 1
         # training on a CPU seeds the generator that everybody uses there: it is put back
-        with torch.random.fork_rng(devices=[]) if self.device.type == "cpu" else nullcontext():
+        with alone, torch.random.fork_rng(devices=[]) if self.device.type == "cpu" else nullcontext():
             changed = self.fleet.changes(round_)
             if changed:
                 self.server.declare(changed)

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from fedquilt.alone import alone
 from fedquilt.client import Client, Split
 from fedquilt.crew import Crew, blocks_of, covers, resting_of, scale_of, table_of, write
 from fedquilt.me import each
@@ -146,6 +147,7 @@ class Fleet:
             groups.setdefault(self.home[i][0], []).append(i)
         return [tuple(ids) for _, ids in sorted(groups.items())]
 
+    @alone
     def _muster(self, fresh: Set[int]) -> None:
         """Group the clients as they are now into families. They keep their numbers, except those with fresh models."""
         before, home = self.crews, self.home
@@ -243,6 +245,7 @@ class Fleet:
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
+    @alone
     def run(self, down: Down) -> Up:
         """A round of some clients of one family: receive, install, train, send."""
         crew = self.crews[self.home[down.ids[0]][0]]
@@ -365,6 +368,7 @@ class Fleet:
             check_model(crew.family, crew.clients, self.terms.classes, self.device)
         crew.tried = True
 
+    @alone
     def fine_tune(self, ids: Sequence[int], rows: Tensor, round_: int) -> Tensor:
         """One more round of training from these rows, (k, width), on a copy; nothing is kept or sent."""
         crew = self.crews[self.home[ids[0]][0]]

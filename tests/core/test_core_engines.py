@@ -18,7 +18,8 @@ from fedquilt.me import Me
 from fedquilt.methods import FedAvg, FedPer, FedProx, Local
 from fedquilt.models.recurrent import LSTM
 from fedquilt.steps import Install, Step, Train
-from fedquilt.training.dropout import drawing, swap_dropout
+from fedquilt.training.draws import drawing
+from fedquilt.training.dropout import swap_dropout
 from fedquilt.training.engine import Engine, Job
 from fedquilt.training.objective import Batch, Learner, Objective, cross_entropy
 from fedquilt.training.parallel import can_fork

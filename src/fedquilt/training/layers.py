@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,26 +16,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedquilt.alone import alone
 from fedquilt.training.convolutions import swap_convolutions
 from fedquilt.training.dropout import swap_dropout
 from fedquilt.training.pools import swap_pools
 
-_mask: list[Tensor | None] = [None]
-_in_stack = [False]
+_mask: ContextVar[Tensor | None] = ContextVar("mask", default=None)
+_in_stack: ContextVar[bool] = ContextVar("in_stack", default=False)
 
 
 @contextmanager
 def stackable(device: torch.device) -> Iterator[None]:
     """While this holds, attention and losses are made of operations that batch over clients; PyTorch's own do not."""
-    before = torch.backends.mha.get_fastpath_enabled(), _in_stack[0]
-    torch.backends.mha.set_fastpath_enabled(False)
-    _in_stack[0] = True
-    try:
-        with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before[0])
-        _in_stack[0] = before[1]
+    with alone:  # what is switched off here is off for the whole process
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        token = _in_stack.set(True)
+        try:
+            with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
+            _in_stack.reset(token)
 
 
 class _CrossEntropies(torch.autograd.Function):
@@ -62,7 +65,7 @@ class _CrossEntropies(torch.autograd.Function):
 
 def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
     """The cross-entropy of every sample, (n,), from logits (n, classes) and labels (n,)."""
-    if _in_stack[0] and logits.ndim == 2:
+    if _in_stack.get() and logits.ndim == 2:
         losses: Tensor = _CrossEntropies.apply(logits, y)[0]  # type: ignore[no-untyped-call]
         return losses
     return F.cross_entropy(logits, y, reduction="none")
@@ -71,11 +74,11 @@ def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
 @contextmanager
 def padding(mask: Tensor | None) -> Iterator[None]:
     """While this holds, batch norms leave out the samples whose mask is 0."""
-    before, _mask[0] = _mask[0], mask
+    token = _mask.set(mask)
     try:
         yield
     finally:
-        _mask[0] = before
+        _mask.reset(token)
 
 
 def _masked_norm(layer: nn.modules.batchnorm._BatchNorm, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -109,7 +112,7 @@ class _MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not (self.training or self.running_mean is None):
             return super().forward(input)
-        return _masked_norm(self, input, _mask[0])
+        return _masked_norm(self, input, _mask.get())
 
 
 class _Affine(torch.autograd.Function):

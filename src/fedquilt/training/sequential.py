@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import ClassVar
 
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from fedquilt.training.batches import Schedule, orders, seed_device, streams
-from fedquilt.training.dropout import drawing
+from fedquilt.training.draws import drawing
 from fedquilt.training.engine import Job, Recipe
+from fedquilt.training.intercept import Interception
 from fedquilt.training.layers import prepare_one
 from fedquilt.training.objective import Batch, Learner, Model
 from fedquilt.training.optim import Optimiser, hold_back
+from fedquilt.training.trial import generator_state
 
 
 class Sequential:
@@ -41,6 +44,9 @@ class Sequential:
             path, _, leaf = name.rpartition(".")
             self.slots[name] = (self.module.get_submodule(path)._buffers, leaf)
         self.buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in self.slots}
+        # What a model draws by functions is intercepted; where a first step drew nothing, not until something is drawn.
+        self.interception: Interception | None = Interception()
+        self.sure = False  # that it must be, whatever a step may draw
         self.last: tuple[tuple[str, ...], Optimiser] | None = None  # the last optimiser, and what it trains
 
     def train(self, job: Job) -> Tensor:
@@ -58,7 +64,8 @@ class Sequential:
         for name, buffer in self.buffers.items():
             place, (home, leaf) = layout.places[name], self.slots[name]
             home[leaf] = buffer.copy_(row[place.start : place.stop].view(place.shape))
-        seed_device(recipe.device, key, job.round)  # for what models draw themselves; layers of dropout have a stream
+        seed_device(recipe.device, key, job.round)  # for what cannot be hashed; all else that is drawn has a stream
+        before_drawing = generator_state(recipe.device)
         schedule = _schedule(count, recipe.training.batch, recipe.training.epochs)
         stream = streams(np.array([key], dtype=np.uint64), job.round, recipe.training.epochs)
         order = orders(torch.from_numpy(stream), None, count)
@@ -70,7 +77,7 @@ class Sequential:
         if job.scale is not None:  # what has the rate 0 rests, and only what has another rate than 1 must be scaled
             scales = self._scales(job.scale[at])
             names = tuple(name for name in names if name not in scales or bool(scales[name].any()))
-        trained = [self.named[name] for name in names]
+        trained: list[Tensor] = [self.named[name] for name in names]
         optimiser = self._optimiser(names)
         total = torch.zeros((), device=recipe.device)
         for step in range(schedule.steps[0]):
@@ -80,23 +87,35 @@ class Sequential:
             which = index.to(recipe.device) if recipe.objective.needs_index else None
             batch = Batch(x[index].to(recipe.device), y[index].to(recipe.device), index=which)
             me = Learner(Model(self.module), self.named, begun, extras, schedule.epoch[0, step])
-            with drawing(draw + step):
+            with self.interception or nullcontext(), drawing(draw + step):
                 loss = recipe.objective(me, batch)
             if not trained:
                 total += loss.detach()
                 continue
-            gradients = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+            gradients = self._gradients(loss, trained)
+            if self.interception is not None and not self.interception.drew and not self.sure:
+                self.interception = None
             before = {name: self.named[name].detach().flatten().clone() for name in scales if name in names}
             optimiser.step(gradients, job.lr)
             for name, value in before.items():
                 hold_back(value, self.named[name].data.view(-1), scales[name])
             total += loss.detach()
+        if self.interception is None and generator_state(recipe.device) != before_drawing:
+            self.interception, self.sure = Interception(), True
+            return self.train_one(job, at)
         row[: layout.parameters] = self.flat
         for name, (home, leaf) in self.slots.items():
             place, now = layout.places[name], home[leaf]
             assert now is not None
             row[place.start : place.stop] = now.detach().reshape(-1)
         return total / schedule.steps[0]
+
+    def _gradients(self, loss: Tensor, trained: list[Tensor]) -> tuple[Tensor, ...]:
+        """The gradients of a loss; what a model runs again for them must not draw, as it would draw other numbers."""
+        if self.interception is None:
+            return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+        with self.interception, torch.autograd.set_multithreading_enabled(False):
+            return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
 
     def _scales(self, scale: Tensor) -> dict[str, Tensor]:
         """The multipliers of the learning rate, (1,) or (size,), of parameters where these are not all 1."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedquilt.training.engine import Recipe
-from fedquilt.training.layers import prepare_one
-from fedquilt.training.objective import Batch, Learner, Model, cross_entropy
+from fedquilt.training.objective import cross_entropy
+from fedquilt.training.trial import run_once
 
 _PASSES_WITHIN = 4  # of an objective with gradients of its own: as many as Per-FedAvg's
 _WORKER_BYTES = 3 * 2**24  # of the stack of a worker, which has one core: bigger ones are hardly faster
@@ -46,19 +47,10 @@ def size_of_a_client(recipe: Recipe, extras: Mapping[str, Tensor]) -> Size:
         saved.append(tensor.numel() * tensor.element_size())
         return tensor
 
-    module, samples = prepare_one(recipe.module()), recipe.samples
-    first = slice(min(recipe.training.batch, samples.count[0]))
-    # copies: a model may write on its input
-    x, y = (table[first].clone().to(recipe.device) for table in samples.parts[samples.part[0]])
-    batch = Batch(x, y, index=torch.arange(len(y), device=recipe.device))
-    named = dict(module.named_parameters())
-    begun = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_start else {}
-    given = {name: value[0] for name, value in extras.items()}
-    me = Learner(Model(module), named, begun, given, torch.zeros((), dtype=torch.int64))
     passes = 1
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            recipe.objective(me, batch)
+            run_once(recipe, extras)
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
             raise
@@ -66,7 +58,7 @@ def size_of_a_client(recipe: Recipe, extras: Mapping[str, Tensor]) -> Size:
         passes = _PASSES_WITHIN
         saved.clear()
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            cross_entropy()(me, batch)
+            run_once(replace(recipe, objective=cross_entropy()), extras)
     return Size(4 * recipe.layout.width * 6 * passes + 3 * sum(saved) * passes, len(saved) * passes)
 
 

@@ -9,7 +9,8 @@ once, which takes vmap's dispatch out of the later ones.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,15 +21,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedquilt.graph import Graph, captures
 from fedquilt.memory import write_to
-from fedquilt.training.batches import Schedule, orders, seed_device, streams
-from fedquilt.training.dropout import drawing
+from fedquilt.training.batches import Schedule, orders, streams
+from fedquilt.training.draws import drawing
 from fedquilt.training.engine import Job, Recipe
+from fedquilt.training.intercept import Interception
 from fedquilt.training.layers import padding, prepare_stack, stackable
 from fedquilt.training.objective import INDEX, Batch, Learner, Model
 from fedquilt.training.optim import Optimiser, hold_back
 from fedquilt.training.sizes import memory_budget
 from fedquilt.training.suits import python_state
-from fedquilt.training.unstacked import why_not_stacked
+from fedquilt.training.trial import DRAWS_UNSEEN, Manners, generator_state, manners_of
 
 _MOST_STAGES = 64  # shapes of work whose memory and graphs are kept
 _AHEAD_BYTES = 2**28  # up to here a GPU picks the batches of all steps at once
@@ -49,7 +51,8 @@ class Vectorised:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.module = prepare_stack(recipe.module(), gpu=recipe.device.type == "cuda")
-        self.drops = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in self.module.modules())
+        self.manners: Manners | None = None
+        self.draws = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in self.module.modules())
         self.keys, self.starts = np.array(recipe.samples.key, dtype=np.uint64), np.array(recipe.samples.start)
         self.budget = memory_budget(recipe.device)
         counts = recipe.samples.count
@@ -59,12 +62,10 @@ class Vectorised:
         # Where all clients have one size, the last batch of an epoch is short for all of them: it is cut, not padded.
         self.whole = self.even and self.most_steps <= _WHOLE_ROUND_STEPS
         self.pads = not self.whole and (not self.even or self.longest % min(recipe.training.batch, self.longest) > 0)
-        self.trouble = why_not_stacked(self.module, self.pads)
         self.stages: dict[tuple[Any, ...], _Stage] = {}
 
     def train(self, job: Job) -> Tensor:
-        if self.trouble is not None:
-            raise RuntimeError(self.trouble)
+        self.learn_manners(job.extras)
         of_each = self.recipe.samples.count
         counts = (self.longest,) * len(job.members) if self.even else tuple(of_each[m] for m in job.members)
         shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in sorted(job.extras.items()))
@@ -77,6 +78,15 @@ class Vectorised:
         while len(self.stages) > 1 and (held > self.budget or len(self.stages) > _MOST_STAGES):
             held -= self.stages.pop(next(iter(self.stages))).bytes
         return losses
+
+    def learn_manners(self, extras: Mapping[str, Tensor]) -> Manners:
+        """Find out, once, how the model behaves; one that cannot be in a stack is refused."""
+        if self.manners is None:
+            self.manners = manners_of(self.recipe, extras, self.pads)
+            self.draws |= self.manners.draws
+        if self.manners.trouble is not None:
+            raise RuntimeError(self.manners.trouble)
+        return self.manners
 
     def gradients(
         self,
@@ -93,6 +103,7 @@ class Vectorised:
     ) -> tuple[Stack, Tensor, Tensor]:
         """Gradients of the trained parameters, losses (k,) and new buffers (k, buffers) of a batch of every client."""
         layout, objective, module = self.recipe.layout, self.recipe.objective, self.module
+        intercepting = self.learn_manners(extras).draws
 
         def loss_of(
             trained: Stack,
@@ -112,7 +123,7 @@ class Vectorised:
             state = named | own  # one dict: a buffer that the model replaces is written back into it
 
             me = Learner(Model(module, state), named, anchor, extras, epoch)
-            with padding(mask), drawing(draw):
+            with padding(mask), drawing(draw), Interception() if intercepting else nullcontext():
                 loss = objective(me, Batch(x, y, mask, extras.get(INDEX)))
             after = torch.cat([state[name].reshape(-1).float() for name in own]) if own else buffer
             return loss, after
@@ -209,12 +220,13 @@ class _Stage:
         if job.lr != self.rate:
             self.rate = job.lr
             self.lr.fill_(job.lr)
-        # for what models draw themselves; layers of dropout have streams of their own
-        seed_device(self.recipe.device, "stack", self.recipe.samples.key[job.members[0]], job.round)
+        before = generator_state(device) if self.graph is None else None
         if self.eager:
             self.everything()
         else:
             self.replay()
+        if self.graph is None and generator_state(device) != before:
+            raise RuntimeError(DRAWS_UNSEEN)
         if self.own:
             job.rows.copy_(self.rows)
         return self.losses.clone()
@@ -260,7 +272,7 @@ class _Stage:
         """One step of every client: the step of a number, or of the counter that lives on the device."""
         mask = None if self.mask is None else self.pick(self.mask, at)
         epoch = self.pick(self.epoch, at)
-        draw = self.draw[:, 0] + (self.step if at is None else at) if self.engine.drops else None
+        draw = self.draw[:, 0] + (self.step if at is None else at) if self.engine.draws else None
         extras = self.extras
         if self.recipe.objective.needs_index:
             extras = {**extras, INDEX: self.pick(self.indices, at)[:, : self.size(at)] - self.draw[:, -1:]}
