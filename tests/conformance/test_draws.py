@@ -53,8 +53,8 @@ def mask_by_hand(stream: int, call: int, shape: tuple[int, ...], p: float) -> Te
         z = start
         for coordinate in place:
             z = (z + coordinate * 0x9E3779B) & low32
-            for _ in range(2):
-                z = ((z ^ (z >> 16)) * 0x45D9F3B) & low32
+            z = ((z ^ (z >> 16)) * 0x45D9F3B) & low32
+        z = ((z ^ (z >> 16)) * 0x45D9F3B) & low32
         signed = z - 2**32 if z >= 2**31 else z
         kept[place] = ((signed ^ (signed >> 16)) & (2**24 - 1)) >= round(p * 2**24)
     return torch.from_numpy(kept)

@@ -52,6 +52,14 @@ def mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
 
 
+def mix_number(z: int) -> int:
+    """The same on one number, whose low 64 bits count; unsigned."""
+    low = 2**64 - 1
+    z = (((z & low) ^ ((z & low) >> 30)) * _FIRST) & low
+    z = ((z ^ (z >> 27)) * _SECOND) & low
+    return z ^ (z >> 31)
+
+
 def _mix_here(z: Numbers) -> Numbers:
     """The same on unsigned numbers in host memory, where a few hundred take less time than one launch on a device."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)

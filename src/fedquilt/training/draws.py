@@ -8,40 +8,48 @@ whichever dimension the batch is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedquilt.training.batches import mix
+from fedquilt.training.batches import mix, mix_number
 
 _FACTOR, _STEP = 0x45D9F3B, 0x9E3779B  # odd
 _BITS = 24  # of a hash, which a float32 holds exactly
 _ALPHA = -1.7580993408473766  # what alpha dropout puts in place of a number: the limit of SELU
 
 
-@dataclass
-class _Stream:
-    """A client's random numbers in one step: an int64 without dimensions, and how many calls have drawn from it."""
+class drawing:
+    """While this holds, a model draws from a stream: a client's in one step.
 
-    start: Tensor
-    calls: int = 0
+    The stream is told by an int64 tensor without dimensions, or by a number and the device to draw on.
+    """
+
+    def __init__(self, start: Tensor | int | None, device: torch.device | str = "cpu") -> None:
+        self.start, self.device = start, device
+        self.calls = 0
+
+    def __enter__(self) -> None:
+        self.token = _stream.set(None if self.start is None else self)
+
+    def __exit__(self, *of_error: object) -> None:
+        _stream.reset(self.token)
+
+    def next(self) -> Tensor:
+        """Where the next call starts: an int32 tensor without dimensions."""
+        self.calls += 1
+        if isinstance(self.start, Tensor):
+            return (mix(mix(self.start) + self.calls) & 0x7FFFFFFF).int()
+        assert self.start is not None
+        number = (
+            mix_number(mix_number(self.start) + self.calls) & 0x7FFFFFFF
+        )  # a device would take many launches for it
+        return torch.full((), number, dtype=torch.int32, device=self.device)
 
 
-_stream: ContextVar[_Stream | None] = ContextVar("stream", default=None)
-
-
-@contextmanager
-def drawing(start: Tensor | None) -> Iterator[None]:
-    """While this holds, a model draws from a stream, an int64 without dimensions: a client's in one step."""
-    token = _stream.set(None if start is None else _Stream(start))
-    try:
-        yield
-    finally:
-        _stream.reset(token)
+_stream: ContextVar[drawing | None] = ContextVar("stream", default=None)
 
 
 def hashes(shape: Sequence[int]) -> Tensor:
@@ -49,7 +57,7 @@ def hashes(shape: Sequence[int]) -> Tensor:
 
     >>> with drawing(torch.tensor(7)):
     ...     first, second = hashes([2, 3]), hashes([2, 3])
-    >>> with drawing(torch.tensor(7)):
+    >>> with drawing(7):
     ...     longer = hashes([5, 3])
     >>> torch.equal(first, longer[:2]), torch.equal(first, second)
     (True, False)
@@ -60,14 +68,16 @@ def hashes(shape: Sequence[int]) -> Tensor:
             "this model draws random numbers once more while gradients are computed, and would draw other ones; leave "
             "layers that draw (dropout) out of what torch.utils.checkpoint runs again"
         )
-    stream.calls += 1
-    z = (mix(mix(stream.start) + stream.calls) & 0x7FFFFFFF).int()
+    z = stream.next()
     for size in shape:
-        z = z[..., None] + torch.arange(size, dtype=torch.int32, device=z.device) * _STEP
-        for _ in range(2):  # 32 bits are enough here, and a CPU is twice as fast with them
-            z = (z ^ ((z >> 16) & 0xFFFF)) * _FACTOR
+        z = _stirred(z[..., None] + torch.arange(size, dtype=torch.int32, device=z.device) * _STEP)
+    z = _stirred(z)
     found: Tensor = (z ^ (z >> 16)) & (2**_BITS - 1)
     return found
+
+
+def _stirred(z: Tensor) -> Tensor:
+    return (z ^ ((z >> 16) & 0xFFFF)) * _FACTOR  # 32 bits are enough here, and a CPU is twice as fast with them
 
 
 def uniform(shape: Sequence[int]) -> Tensor:

@@ -47,7 +47,7 @@ class Optimiser:
     def step(self, gradients: Sequence[Tensor], lr: float | Tensor) -> None:
         """One step; `lr` is a number, or a tensor of no dimensions where a captured graph reads it anew."""
         t = self.training
-        own = [as_it_reads(gradient) for gradient in gradients]
+        own = [g if g.is_contiguous() and not g.is_neg() else as_it_reads(g) for g in gradients]
         if t.optimiser == "sgd":
             # A buffer of zeros makes the first step momentum * 0 + gradient: no special first step is needed.
             torch._fused_sgd_(
@@ -83,7 +83,7 @@ class Optimiser:
 
 
 def as_it_reads(gradient: Tensor) -> Tensor:
-    """A gradient whose memory holds its numbers in the order in which they are read; itself, where it does already.
+    """A gradient whose memory holds its numbers in the order in which they are read.
 
     >>> as_it_reads(torch.arange(4.0).view(2, 2).T).stride(), as_it_reads(torch.ones(1).expand(3, 2)).stride()
     ((2, 1), (2, 1))

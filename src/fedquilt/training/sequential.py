@@ -69,7 +69,7 @@ class Sequential:
         schedule = _schedule(count, recipe.training.batch, recipe.training.epochs)
         stream = streams(np.array([key], dtype=np.uint64), job.round, recipe.training.epochs)
         order = orders(torch.from_numpy(stream), None, count)
-        draw = torch.tensor(stream[0, 0], device=recipe.device)
+        draw = int(stream[0, 0])
         indices = schedule.indices(order, torch.zeros(1, dtype=torch.int64))[0].to(x.device)  # (S, B)
         begun = layout.split_parameters(self.flat.clone()) if recipe.objective.needs_start else {}
         extras = {name: value[at] for name, value in job.extras.items()}
@@ -87,7 +87,7 @@ class Sequential:
             which = index.to(recipe.device) if recipe.objective.needs_index else None
             batch = Batch(x[index].to(recipe.device), y[index].to(recipe.device), index=which)
             me = Learner(Model(self.module), self.named, begun, extras, schedule.epoch[0, step])
-            with self.interception or nullcontext(), drawing(draw + step):
+            with self.interception or nullcontext(), drawing(draw + step, recipe.device):
                 loss = recipe.objective(me, batch)
             if not trained:
                 total += loss.detach()

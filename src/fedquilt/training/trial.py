@@ -30,7 +30,7 @@ def run_once(recipe: Recipe, extras: Mapping[str, Tensor]) -> nn.Module:
     named = dict(module.named_parameters())
     anchor = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_anchor else {}
     context = Context(named, anchor, {n: v[0] for n, v in extras.items()}, torch.zeros((), dtype=torch.int64))
-    with drawing(torch.zeros((), dtype=torch.int64, device=recipe.device)):
+    with drawing(0, recipe.device):
         recipe.objective(module, batch, context)
     return module
 
