@@ -25,7 +25,7 @@ from fedquilt.sharing import install
 from fedquilt.stacks import Family, Layout, Signature, families
 from fedquilt.steps import Do, Install, Train
 from fedquilt.training.batches import key_of
-from fedquilt.training.check import check_model
+from fedquilt.training.check import check_model, check_parts
 from fedquilt.training.choose import ENGINES, choose
 from fedquilt.training.engine import Engine, Job, Recipe, Samples
 from fedquilt.training.settings import Training
@@ -214,6 +214,7 @@ class Fleet:
                     f"client '{client.name}': its model has lazy layers without a shape yet; run it on a sample in "
                     "the function that builds it"
                 )
+            check_parts(client.name, model)
             return self.terms.method.parts(model, self._member(client, ()), self.terms.classes)
 
     def _member(

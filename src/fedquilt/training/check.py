@@ -1,13 +1,47 @@
-"""A trial before work starts: one sample through a family's model, so that one that does not suit is refused."""
+"""Before work starts: models made of parts that do not suit are refused, and so are those that fail a first sample."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor, nn
 
 from fedquilt.client import Client
 from fedquilt.stacks import Family
+
+
+def check_parts(name: str, model: nn.Module) -> None:
+    """Refuses a client's model with parts that cannot be copied, swapped for others or written as a row of numbers.
+
+    >>> check_parts("a", nn.Sequential(nn.DataParallel(nn.Linear(1, 2))))
+    Traceback (most recent call last):
+    ValueError: client 'a': layer '0' of its model is a DataParallel; give the module inside it
+    """
+    for path, layer in model.named_modules():
+        where = f"client '{name}': layer '{path}' of its model" if path else f"client '{name}': its model"
+        if isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            kind = type(layer).__name__
+            raise ValueError(f"{where} is a {kind}; give the module inside it")
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ValueError(f"{where} is compiled to TorchScript; give the nn.Module that it was made from")
+        for key, value in vars(layer).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                raise ValueError(
+                    f"{where} holds '{key}', which was computed from other tensors when it was built and would not "
+                    "follow them; compute it in forward, or use torch.nn.utils.parametrizations.weight_norm"
+                )
+        for key, buffer in layer.named_buffers(recurse=False):
+            if buffer.layout != torch.strided:
+                raise ValueError(f"{where} has a sparse buffer '{key}'; make it dense")
+        for key, parameter in layer.named_parameters(recurse=False):
+            if parameter.layout != torch.strided:
+                raise ValueError(f"{where} has a sparse parameter '{key}'; make it dense")
+            if parameter._post_accumulate_grad_hooks:
+                raise ValueError(
+                    f"{where} has a hook on '{key}' that waits until its gradient is accumulated, which is not done; "
+                    "use register_hook"
+                )
 
 
 def check_model(family: Family, clients: Sequence[Client], classes: int, device: torch.device) -> None:

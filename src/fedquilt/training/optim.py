@@ -88,6 +88,8 @@ def as_it_reads(gradient: Tensor) -> Tensor:
     >>> as_it_reads(torch.arange(4.0).view(2, 2).T).stride(), as_it_reads(torch.ones(1).expand(3, 2)).stride()
     ((2, 1), (2, 1))
     """
+    if gradient.layout != torch.strided:  # of an embedding that asks for sparse ones
+        return gradient.to_dense()
     return gradient.resolve_neg().contiguous()  # the imaginary part of a conjugate is there with its sign to be turned
 
 

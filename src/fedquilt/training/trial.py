@@ -26,12 +26,14 @@ def run_once(recipe: Recipe, extras: Mapping[str, Tensor]) -> nn.Module:
     module, samples = prepare_one(recipe.module()), recipe.samples
     first = slice(min(recipe.training.batch, samples.count[0]))
     # a copy of the samples too: a model may write on its input
-    batch = Batch(*(table[first].clone().to(recipe.device) for table in samples.parts[samples.part[0]]))
+    x, y = (table[first].clone().to(recipe.device) for table in samples.parts[samples.part[0]])
+    batch = Batch(x, y, index=torch.arange(len(y), device=recipe.device))
     named = dict(module.named_parameters())
-    anchor = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_anchor else {}
-    context = Context(named, anchor, {n: v[0] for n, v in extras.items()}, torch.zeros((), dtype=torch.int64))
+    begun = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_start else {}
+    given = {name: value[0] for name, value in extras.items()}
+    me = Learner(Model(module), named, begun, given, torch.zeros((), dtype=torch.int64))
     with drawing(0, recipe.device):
-        recipe.objective(module, batch, context)
+        recipe.objective(me, batch)
     return module
 
 
