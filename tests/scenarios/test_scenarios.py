@@ -193,6 +193,8 @@ def test_thesis_specialists_have_their_extra_fragments_in_train_and_test() -> No
         ("digits", {"client": 3}, "scenario 'digits': there is no setting 'client'; did you mean 'clients'"),
         ("digits", {"renamed": 4}, "0 to 3 pairs"),
         ("digits", {"clients": 0}, "give at least 1"),
+        ("digits", {"clients": 30_000_000}, "has 1797 samples for clients=30000000; give fewer"),
+        ("modfl-cameras", {"clients": 30_000_000}, "samples to train on for clients=30000000; take fewer clients"),
         ("modfl-cameras", {"clients": 1}, "at least one for each generation"),
         ("modfl-cameras", {"clients": 900}, "take fewer clients or a larger fraction"),
         ("thesis-mnist", {"clients": 11}, "give 1 to 10"),

@@ -55,6 +55,12 @@ def cohort_clients(
     sets = cohort_sets(classes, cohorts, labels, seed)
     if clients < len(generations):
         raise ValueError(f"scenario '{scenario}' with clients={clients}: give at least one for each generation")
+    samples = sum(len(generation.parts.train) for generation in generations)
+    if clients > samples:
+        raise ValueError(
+            f"scenario '{scenario}' has {samples} samples to train on for clients={clients}; take "
+            "fewer clients or a larger fraction"
+        )
     made: dict[int, Client] = {}
     for g, generation in enumerate(generations):
         numbers = range(g, clients, len(generations))

@@ -60,6 +60,8 @@ def digits(seed: int = 0, clients: int = 24, noise: float = 0.1, renamed: int = 
         raise ValueError(f"scenario 'digits' with renamed={renamed}: give 0 to 3 pairs of digits")
     data = load("digits")
     data = data.take(subset(data.y, fraction, seed))
+    if clients > len(data):
+        raise ValueError(f"scenario 'digits' has {len(data)} samples for clients={clients}; give fewer clients")
     images, y = data.images(), data.y  # (1797, 1, 8, 8) in [0, 1]
     devices, cohorts = list(PIXELS), list(COHORTS)
     traits = [{"device": devices[i % 2], "cohort": cohorts[i // 2 % 4]} for i in range(clients)]
