@@ -312,7 +312,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return repr(value)
+        return repr(float(value))
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_text(part) for part in value) + "]"
     if isinstance(value, Mapping):

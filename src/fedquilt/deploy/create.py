@@ -16,6 +16,7 @@ import numpy as np
 
 from fedquilt.deploy import keys
 from fedquilt.deploy.project import Address, Node, Project, Rounds, Terms, Transfer, check_names
+from fedquilt.values import python
 
 if TYPE_CHECKING:
     from fedquilt.client import Client, Split
@@ -103,7 +104,7 @@ def model_reference(builder: Any, client: str) -> tuple[dict[str, Any], Path | N
     """
     function, arguments, keywords = builder, (), {}
     if isinstance(builder, partial):
-        function, arguments, keywords = builder.func, builder.args, builder.keywords
+        function, arguments, keywords = builder.func, python(builder.args), python(builder.keywords)
     address, file = _home(function)
     try:
         json.dumps([arguments, keywords], allow_nan=False)
