@@ -25,7 +25,7 @@ from fedquilt.sharing import install
 from fedquilt.stacks import Family, Layout, Signature, families
 from fedquilt.steps import Do, Install, Train
 from fedquilt.training.batches import key_of
-from fedquilt.training.check import check_model, check_parts
+from fedquilt.training.check import check_model, check_parts, naming
 from fedquilt.training.choose import ENGINES, choose
 from fedquilt.training.engine import Engine, Job, Recipe, Samples
 from fedquilt.training.settings import Training
@@ -205,7 +205,11 @@ class Fleet:
         """What a client holds, made anew."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key_of("model", self.terms.seed, *([draw] if draw else [])))
-            model: object = client.model()
+            try:
+                model: object = client.model()
+            except Exception as error:
+                told = f"{type(error).__name__}: {error}"
+                raise ValueError(f"client '{client.name}': its model could not be built: {told}") from error
             if not isinstance(model, nn.Module):
                 kind = type(model).__name__
                 raise TypeError(f"client '{client.name}': its model function gave a {kind}, not an nn.Module")
@@ -214,6 +218,8 @@ class Fleet:
                     f"client '{client.name}': its model has lazy layers without a shape yet; run it on a sample in "
                     "the function that builds it"
                 )
+            if not any(True for tensors in (model.parameters(), model.buffers()) for _ in tensors):
+                raise ValueError(f"client '{client.name}': its model has no parameters, so there is nothing to train")
             check_parts(client.name, model)
             return self.terms.method.parts(model, self._member(client, ()), self.terms.classes)
 
@@ -267,7 +273,9 @@ class Fleet:
                 view = replace(view, installed=True)
             elif isinstance(step, Train):
                 if down.round >= step.from_round and step.when != "tuning":
-                    crew.loss = self._train(crew, number, Job(rows, places, down.round, view.lr, home=True), view)
+                    job = Job(rows, places, down.round, view.lr, home=True)
+                    with naming(crew.clients, places, down.round):
+                        crew.loss = self._train(crew, number, job, view)
             elif isinstance(step, Do):
                 found = each(view, step.function, None if step.data is None else view.data(step.data))
                 reports |= {name: found.pop(name) for name in step.reports if name in found}

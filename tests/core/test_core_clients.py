@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,24 @@ def test_a_trait_that_is_none_is_not_declared() -> None:
     assert client(traits={"cohort": None, "device": 2}).traits == {"device": "2"}
 
 
+class Odd(nn.Module):
+    """A model from which nothing can be learnt."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.head = how, nn.Linear(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "raises" and self.training:
+            raise IndexError("boom")
+        out: Tensor = self.head(x)
+        return {"integers": out.long(), "detached": out.detach(), "short": out[:-1]}.get(self.how, out)
+
+
+def broken() -> nn.Module:
+    raise KeyError("no such layer")
+
+
 class Pairs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -96,6 +115,12 @@ class Pairs(nn.Module):
         ({"model": Pairs}, "client 'a': its model gives a tuple, not a tensor of class scores"),
         ({"model": lambda: nn.LazyLinear(2)}, "client 'a': its model has lazy layers without a shape yet"),
         ({"model": lambda: nn.Linear(3, 2)}, "client 'a': its model cannot take its samples"),
+        ({"model": broken}, "client 'a': its model could not be built: KeyError: 'no such layer'"),
+        ({"model": partial(Odd, "integers")}, "client 'a': its model gives numbers of type int64; class scores are"),
+        ({"model": partial(Odd, "detached")}, "client 'a': its model's outputs do not depend on its parameters"),
+        ({"model": partial(Odd, "short")}, "client 'a': its model gives 1 rows of scores for 2 samples; give one each"),
+        ({"model": partial(Odd, "raises")}, "client 'a': its model fails in training: IndexError: boom"),
+        ({"model": nn.Identity}, "client 'a': its model has no parameters, so there is nothing to train"),
     ],
 )
 def test_a_run_that_makes_no_sense_is_refused_before_work(

@@ -1,8 +1,13 @@
-"""Before work starts: models made of parts that do not suit are refused, and so are those that fail a first sample."""
+"""Before work starts: models made of parts that do not suit are refused, and so are those that fail a first sample.
+
+And what is said when a model fails later: whose it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +74,12 @@ def check_model(family: Family, clients: Sequence[Client], classes: int, device:
     if outputs.ndim != 2:
         shape = tuple(outputs.shape[1:])
         raise ValueError(f"client '{name}': its model gives {shape} for a sample, not one number for each class")
+    if not outputs.is_floating_point():
+        kind = str(outputs.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"client '{name}': its model gives numbers of type {kind}; class scores are floating-point ones"
+        )
+    _check_training(family, name, torch.cat([sample, sample]), device)
     wide = outputs.shape[1]
     for client in clients:
         highest = max(int(split.y.max()) for split in (client.train, client.validation, client.test) if len(split))
@@ -82,3 +93,51 @@ def check_model(family: Family, clients: Sequence[Client], classes: int, device:
             f"client '{name}': its model has {wide} outputs, but the highest label of all clients is {classes - 1}; "
             f"give it {classes}, or name all {wide} labels in the scenario's label_names"
         )
+
+
+def _check_training(family: Family, name: str, twice: torch.Tensor, device: torch.device) -> None:
+    """Refuses a model that fails when it is trained, or from whose outputs nothing can be learnt."""
+    try:
+        model = copy.deepcopy(family.template).to(device).train()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            outputs = model(twice)
+    except Exception as error:
+        raise ValueError(f"client '{name}': its model fails in training: {_in_a_line(error)}") from error
+    if outputs.shape[0] != len(twice):
+        rows = f"{outputs.shape[0]} rows of scores for {len(twice)} samples"
+        raise ValueError(f"client '{name}': its model gives {rows}; give one each")
+    if any(parameter.requires_grad for parameter in model.parameters()) and not outputs.requires_grad:
+        raise ValueError(
+            f"client '{name}': its model's outputs do not depend on its parameters (are they detached, or computed "
+            "without gradients?), so nothing can be learnt from them; freeze the parameters if that is what you want"
+        )
+
+
+@contextmanager
+def naming(clients: Sequence[Client], places: Sequence[int], round_: int) -> Iterator[None]:
+    """What a model raises in here is told as a sentence that names its clients, those of a family at these places.
+
+    Sentences are let through, as are troubles of the machine.
+
+    >>> from torch import nn
+    >>> client = Client("a", lambda: nn.Linear(1, 2), train=([[0.0], [1.0]], [0, 1]))
+    >>> with naming([client], [0], 3):
+    ...     raise IndexError("index out of range")
+    Traceback (most recent call last):
+    ValueError: client 'a': its model fails in training, in round 3: IndexError: index out of range
+    """
+    try:
+        yield
+    except (ValueError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        names = ", ".join(f"'{clients[at].name}'" for at in places[:8]) + ", ..." * (len(places) > 8)
+        whose = f"client {names}" if len(places) == 1 else f"one of the clients {names}"
+        told = f"{whose}: its model fails in training, in round {round_}: {_in_a_line(error)}"
+        raise ValueError(told) from error
+
+
+def _in_a_line(error: Exception) -> str:
+    """What went wrong; of a worker's traceback the last line, which says it."""
+    text = str(error).strip()
+    return text.splitlines()[-1] if "Traceback (most recent call last)" in text else f"{type(error).__name__}: {text}"

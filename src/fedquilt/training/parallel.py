@@ -182,7 +182,7 @@ def _answer(pipe: Connection) -> tuple[str, Done]:
     try:
         trouble, done = pipe.recv()
     except (EOFError, OSError):
-        return "the worker process ended by itself (was it killed, or out of memory?)", []
+        raise ChildProcessError("a worker process ended by itself (was it killed, or out of memory?)") from None
     return trouble, done
 
 
