@@ -8,6 +8,7 @@ Compiled code differs between versions of Python, so a checksum goes with the ve
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import types
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedquilt.seals import digest
@@ -124,7 +126,12 @@ class _Reader:
         elif isinstance(value, type):
             yield f"{value.__module__}.{value.__qualname__}"
             yield from (self.text(base) for base in value.__bases__)
-            yield from self._named({k: v for k, v in vars(value).items() if k not in _OF_NO_INTEREST})
+            members = {key: member for key, member in vars(value).items() if key not in _OF_NO_INTEREST}
+            written = set().union(
+                *(_written(m.__code__) for m in members.values() if isinstance(m, types.FunctionType))
+            )
+            # what the class itself writes to, a counter say, is state and no setting
+            yield from self._named({k: v for k, v in members.items() if k not in written or callable(v)})
         elif isinstance(value, nn.Module):
             yield from self._module(value)
         elif isinstance(value, Mapping):
@@ -134,7 +141,8 @@ class _Reader:
         elif isinstance(value, list | tuple):
             yield from (self.text(part) for part in value)
         elif isinstance(value, Tensor | np.ndarray):
-            yield f"{value.dtype} {tuple(value.shape)}"
+            whole = torch.as_tensor(value).detach().cpu().contiguous()
+            yield f"{whole.dtype} {tuple(whole.shape)} {digest(whole.flatten().view(torch.uint8).numpy().tobytes())}"
         elif isinstance(value, staticmethod | classmethod | types.MethodType):
             yield self.text(value.__func__)
         elif isinstance(value, property):
@@ -175,6 +183,11 @@ class _Reader:
 
     def _named(self, values: Mapping[str, Any]) -> Iterator[str]:
         return (f"{name}: {self.text(value)}" for name, value in sorted(values.items()) if not name.startswith("_abc_"))
+
+
+def _written(code: types.CodeType) -> set[str]:
+    """The attributes that a function writes to."""
+    return {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
 
 
 def _mentioned(code: types.CodeType) -> set[str]:
