@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fedquilt.deploy.client_side import NodeProcesses, start_node
 from fedquilt.deploy.create import create_from_scenario
 from fedquilt.deploy.device import Device
 from fedquilt.deploy.lead import declare, make_federation
+from fedquilt.deploy.local import LocalPost as Local
 from fedquilt.deploy.post import Answer
 from fedquilt.deploy.project import Address, Node, Project, Rounds, Transfer
 from fedquilt.deploy.remote import RemoteFederation
@@ -28,36 +29,18 @@ from fedquilt.scenario import Scenario
 from fedquilt.training.settings import Training
 
 
-class LocalPost:
-    """Devices in this process: a letter is handed over and its answer comes back, unless an accident happens.
+class LocalPost(Local):
+    """A post to devices in this process, and accidents.
 
     `accident(client, round, letter, device)` may give back an answer of its own, or None to let things go well.
-    `seen` has every byte that passed, by client.
     """
 
     def __init__(self, project: Project) -> None:
-        self.project = project
-        self.devices = {name: self.device(name) for name in project.clients}
+        super().__init__(project)
         self.accident: Callable[[str, int, bytes, Device], Answer | None] = lambda *_: None
-        self.down: dict[str, list[bytes]] = {name: [] for name in project.clients}
-        self.up: dict[str, list[bytes]] = {name: [] for name in project.clients}
 
-    def device(self, name: str) -> Device:
-        """A client's device as it is when it has just been started."""
-        folder = self.project.client_folder(name)
-        return Device(folder, folder / "data.npz")
-
-    def reachable(self) -> set[str]:
-        return set(self.devices)
-
-    def exchange(self, letters: Mapping[str, bytes], round_: int, timeout: float) -> Iterator[Answer]:
-        for name, letter in letters.items():
-            self.down[name].append(letter)
-            answer = self.accident(name, round_, letter, self.devices[name])
-            if answer is None:
-                answer = Answer(name, self.devices[name].handle(letter))
-            self.up[name].append(answer.content)
-            yield answer
+    def answer(self, name: str, round_: int, letter: bytes) -> Answer:
+        return self.accident(name, round_, letter, self.devices[name]) or super().answer(name, round_, letter)
 
 
 def federate(

@@ -60,7 +60,8 @@ def pack(arrays: Arrays, text: Mapping[str, Any]) -> bytes:
     ([1.0, 1.0, 1.0], {'round': 2})
     """
     told = json.dumps({**text, "version": VERSION}, allow_nan=False, separators=(",", ":"))
-    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata={"fedquilt": told})
+    apart = {name: array.copy(order="C") for name, array in arrays.items()}  # ascontiguousarray gives numbers an axis
+    return save(apart, metadata={"fedquilt": told})
 
 
 def unpack(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
