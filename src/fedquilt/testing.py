@@ -193,7 +193,7 @@ def check_private(method: Method) -> None:
         for _, up in passed:
             for i, units in _sent(up).items():
                 beyond = [unit for unit in units if not bool(plan.sends(unit)[i])]
-                _require(not beyond, f"client {i} sent its {beyond[0]}, which the plan keeps at home:\n{plan}")
+                _require(not beyond, f"client {i} sent {beyond}, which the plan keeps at home:\n{plan}")
 
 
 def check_traffic(method: Method) -> None:
