@@ -1,7 +1,8 @@
 """One thread at a time where PyTorch has something once for a whole process.
 
 Random generators, the switch of the attention's fast path, precisions of matrix products, tracing (which puts functions
-of its own into `nn.Module`) and capturing belong to the process, not to a thread: runs in several threads take turns.
+of its own into `nn.Module`) and capturing belong to the process, not to a thread: where models are built, tried,
+trained or run, threads take turns.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.fx import Tracer
 
+from fedquilt.alone import alone
+
 Cut = Mapping[str, Sequence[str]]
 
 
@@ -97,7 +99,7 @@ def _in_order(module: nn.Module, paths: list[str]) -> list[str]:
         return paths  # called as registered, which tracing would only take time to find out
     called: dict[str, int] = {}
     try:
-        with torch.random.fork_rng(devices=[]):  # forward may draw
+        with alone, torch.random.fork_rng(devices=[]):  # forward may draw; tracing changes nn.Module for all threads
             for at, node in enumerate(Tracer().trace(copy.deepcopy(module)).nodes):  # forward may count its calls
                 if node.op in ("call_module", "get_attr"):
                     called.setdefault(str(node.target), at)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from fedquilt.alone import alone
 from fedquilt.client import Client, Split
 from fedquilt.messages import Down, Member
 from fedquilt.stacks import Family
@@ -156,6 +157,7 @@ class StackView:
         return map_rows(self.family, function, self.rows if rows is None else rows, *tensors, stacked=self.vectorised)
 
 
+@alone
 def map_rows(
     family: Family, function: Callable[..., Tensor], rows: Tensor, *tensors: Tensor, stacked: bool
 ) -> Tensor:  # fmt: skip

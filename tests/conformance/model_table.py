@@ -386,6 +386,29 @@ DRAWING: dict[str, Case] = {
         shape=(5, 3),
         by_hand=False,
     ),
+    "dropout over a folded batch": Case(
+        lambda: Made(
+            lambda m, x: m.head(m.d(m.a(x.flatten(0, 1))).view(len(x), 5, 4).sum(1)),
+            a=nn.Linear(3, 4),
+            d=nn.Dropout(0.5),
+            head=nn.Linear(4, 3),
+        ),
+        shape=(5, 3),
+        by_hand=False,
+    ),
+    "dropout over a folded batch, time first": Case(
+        lambda: Made(
+            lambda m, x: m.head(m.d(m.a(x.transpose(0, 1).flatten(0, 1))).view(5, len(x), 4).sum(0)),
+            a=nn.Linear(3, 4),
+            d=nn.Dropout(0.5),
+            head=nn.Linear(4, 3),
+        ),
+        "one by one",
+        MIXES,
+        shape=(5, 3),
+        even="stacked",
+        by_hand=False,
+    ),
     "alpha dropout": Case(
         lambda: chain(nn.Linear(6, 5), nn.SELU(), nn.AlphaDropout(0.3), nn.Linear(5, 3)), by_hand=False
     ),

@@ -27,7 +27,7 @@ def after(scenario: fq.Scenario, engine: str, rounds: int = 2) -> dict[str, dict
     """Every client's tensors after some rounds of training on its own."""
     federation = fq.Federation(scenario, fq.methods.Local(), engine=engine, device="cpu")
     for _ in range(rounds):
-        federation.step(evaluate=False)
+        federation.step()
     federation.close()
     return {client.name: tensors(federation.model(client.name)) for client in scenario.clients}
 

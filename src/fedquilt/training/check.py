@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fedquilt.alone import alone
 from fedquilt.client import Client
 from fedquilt.stacks import Family
 
@@ -49,6 +50,7 @@ def check_parts(name: str, model: nn.Module) -> None:
                 )
 
 
+@alone
 def check_model(family: Family, clients: Sequence[Client], classes: int, device: torch.device) -> None:
     """Refuses a model that cannot take its clients' samples, or whose outputs do not go with their labels.
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedquilt.alone import alone
 from fedquilt.training.convolutions import swap_convolutions
 from fedquilt.training.dropout import swap_dropout
 from fedquilt.training.pools import swap_pools
@@ -28,16 +27,15 @@ _in_stack: ContextVar[bool] = ContextVar("in_stack", default=False)
 @contextmanager
 def stackable(device: torch.device) -> Iterator[None]:
     """While this holds, attention and losses are made of operations that batch over clients; PyTorch's own do not."""
-    with alone:  # what is switched off here is off for the whole process
-        before = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        token = _in_stack.set(True)
-        try:
-            with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
-                yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(before)
-            _in_stack.reset(token)
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    token = _in_stack.set(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+        _in_stack.reset(token)
 
 
 class _CrossEntropies(torch.autograd.Function):
