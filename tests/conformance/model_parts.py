@@ -183,6 +183,7 @@ class Stateful(nn.Module):
         self.a, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
         self.random, self.numpy = random.Random(3), np.random.default_rng(3)
         self.list, self.dict, self.number, self.whole = [0], {"n": 0}, np.int64(0), 0
+        self.generator = torch.Generator().manual_seed(1)
         self.plain = {"mean": torch.zeros(6)}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -197,6 +198,8 @@ class Stateful(nn.Module):
     def _decided(self) -> bool:
         if self.kind == "random":
             return self.random.random() < 0.5
+        if self.kind == "generator":
+            return bool(torch.rand((), generator=self.generator) < 0.5)
         if self.kind == "numpy":
             return bool(self.numpy.random() < 0.5)
         if self.kind == "list":

@@ -365,7 +365,7 @@ ONE_BY_ONE: dict[str, Case] = {
         f"state outside: {kind}": Case(
             partial(Stateful, kind), "one by one", "cannot be stacked", sizes=(11, 10, 9), rounds=1
         )
-        for kind in ("random", "numpy", "list", "dict", "np.int64", "int", "plain tensor")
+        for kind in ("random", "numpy", "generator", "list", "dict", "np.int64", "int", "plain tensor")
     },
 }
 

@@ -72,6 +72,12 @@ OPEN: list[str] = [
     "state outside: plain tensor-vectorised-uneven",
     "state outside: plain tensor-parallel-uneven",
     "state outside: plain tensor-parallel-stacks-uneven",
+    "state outside: generator-sequential-even",
+    "state outside: generator-sequential-uneven",
+    "state outside: generator-vectorised-even",
+    "state outside: generator-vectorised-uneven",
+    "state outside: generator-parallel-uneven",
+    "state outside: generator-parallel-stacks-uneven",
 ]
 
 
