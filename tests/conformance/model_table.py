@@ -404,7 +404,7 @@ DRAWING: dict[str, Case] = {
             head=nn.Linear(4, 3),
         ),
         "one by one",
-        MIXES,
+        "depends on how long a batch is",
         shape=(5, 3),
         even="stacked",
         by_hand=False,

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop", "i
 
 # Promises that are not kept yet: their tests are expected to fail, and a test that does not must leave this list.
 OPEN: list[str] = [
-    "dropout over a folded batch, time first-vectorised-uneven",
-    "dropout over a folded batch, time first-parallel-stacks-uneven",
     "changing batch mean-vectorised",
     "changing batch mean-parallel-stacks",
     "batch mean and a buffer of big numbers-vectorised-uneven",

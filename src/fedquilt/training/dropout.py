@@ -45,6 +45,11 @@ _OURS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
+def has_dropout(module: nn.Module) -> bool:
+    """Whether a module has layers of dropout."""
+    return any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
+
+
 def swap_dropout(module: nn.Module) -> None:
     """Swap, in place, all dropout layers of an engine's own copy of a model."""
     for layer in module.modules():

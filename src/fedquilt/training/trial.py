@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from fedquilt.copies import parameter_hooks
 from fedquilt.training.draws import drawing
+from fedquilt.training.dropout import has_dropout
 from fedquilt.training.engine import Recipe
 from fedquilt.training.intercept import Interception
-from fedquilt.training.layers import prepare_one
+from fedquilt.training.layers import padding, prepare_one, prepare_stack
 from fedquilt.training.objective import Batch, Learner, Model
 
 DRAWS_UNSEEN = (
@@ -21,20 +22,43 @@ DRAWS_UNSEEN = (
 )
 
 
+_TOLERANCE = 1e-3  # of a loss; other numbers drawn change it more
+
+
 def run_once(recipe: Recipe, extras: Mapping[str, Tensor]) -> nn.Module:
     """Run a copy of the module, with the template's numbers, on the first client's first batch; the copy."""
-    module, samples = prepare_one(recipe.module()), recipe.samples
-    first = slice(min(recipe.training.batch, samples.count[0]))
-    # a copy of the samples too: a model may write on its input
-    x, y = (table[first].clone().to(recipe.device) for table in samples.parts[samples.part[0]])
-    batch = Batch(x, y, index=torch.arange(len(y), device=recipe.device))
+    module = prepare_one(recipe.module())
+    _loss(recipe, extras, module)
+    return module
+
+
+def _loss(recipe: Recipe, extras: Mapping[str, Tensor], module: nn.Module, padded: bool = False) -> Tensor:
+    """The loss of the first client's first batch, which may be padded with its first sample."""
+    samples = recipe.samples
+    real = min(recipe.training.batch, samples.count[0])
+    # copies of samples: a model may write on its input
+    x, y = (table[:real].clone().to(recipe.device) for table in samples.parts[samples.part[0]])
+    index, mask = torch.arange(real, device=recipe.device), None
+    if padded:
+        x, y, index = (torch.cat([part, part[:1]]) for part in (x, y, index))
+        mask = torch.ones(real + 1, device=recipe.device)
+        mask[-1] = 0
     named = dict(module.named_parameters())
     begun = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_start else {}
     given = {name: value[0] for name, value in extras.items()}
     me = Learner(Model(module), named, begun, given, torch.zeros((), dtype=torch.int64))
-    with drawing(0, recipe.device):
-        recipe.objective(me, batch)
-    return module
+    with drawing(0, recipe.device), padding(mask):
+        return recipe.objective(me, Batch(x, y, mask, index))
+
+
+def _draws_by_length(recipe: Recipe, extras: Mapping[str, Tensor]) -> bool:
+    """Whether what samples are drawn depends on how many are beside them: in a batch folded with time first, say."""
+    gpu = recipe.device.type == "cuda"
+    with Interception(), torch.no_grad():
+        cut, padded = (
+            _loss(recipe, extras, prepare_stack(recipe.module(), gpu), padded=longer) for longer in (False, True)
+        )
+    return not torch.allclose(cut, padded, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
 
 
 @dataclass(frozen=True)
@@ -57,6 +81,8 @@ def manners_of(recipe: Recipe, extras: Mapping[str, Tensor], pads: bool) -> Mann
         trouble = "it draws from a generator of its own, of which clients in a stack would share one"
     elif met.renormalised and pads:
         trouble = "it has an embedding with max_norm, which would shrink what padding looks up too"
+    elif pads and (met.drew or has_dropout(module)) and _draws_by_length(recipe, extras):
+        trouble = "what it draws depends on how long a batch is, and clients have unlike numbers of samples"
     return Manners(met.drew, trouble)
 
 

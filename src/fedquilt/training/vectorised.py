@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -23,6 +23,7 @@ from fedquilt.graph import Graph, captures
 from fedquilt.memory import write_to
 from fedquilt.training.batches import Schedule, orders, streams
 from fedquilt.training.draws import drawing
+from fedquilt.training.dropout import has_dropout
 from fedquilt.training.engine import Job, Recipe
 from fedquilt.training.intercept import Interception
 from fedquilt.training.layers import padding, prepare_stack, stackable
@@ -52,7 +53,7 @@ class Vectorised:
         self.recipe = recipe
         self.module = prepare_stack(recipe.module(), gpu=recipe.device.type == "cuda")
         self.manners: Manners | None = None
-        self.draws = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in self.module.modules())
+        self.draws = has_dropout(self.module)
         self.keys, self.starts = np.array(recipe.samples.key, dtype=np.uint64), np.array(recipe.samples.start)
         self.budget = memory_budget(recipe.device)
         counts = recipe.samples.count
