@@ -15,6 +15,7 @@ from fedquilt.values import labels_of, python, whole
 
 ModelBuilder = Callable[[], nn.Module]
 Pair = tuple[Any, Any]  # samples and labels: numpy arrays, tensors or nested lists
+_MOST_CLASSES = 2**20  # every client's scores are counted by class
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,12 @@ class Client:
         seen = sorted(set(torch.cat([s.y for s in splits.values()]).tolist()))
         later = {label for change in changed.values() for label in change.labels or ()}
         owned = tuple(sorted(set(seen if labels is None else labels_of(labels, f"client '{name}'"))))
+        highest = max({*owned, *later}, default=0)
+        if highest >= _MOST_CLASSES:
+            raise ValueError(
+                f"client '{name}' has label {highest}; labels are classes, numbered from 0 up to {_MOST_CLASSES - 1} "
+                "at most: number them anew"
+            )
         strange = sorted((set(seen) - set(owned) - later) | (set(splits["train"].y.tolist()) - set(owned)))
         if strange and splits["train"].x.numel():  # samples without features stand in for a client elsewhere
             raise ValueError(

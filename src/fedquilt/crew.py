@@ -6,7 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedquilt.client import Client, Split
@@ -15,6 +17,9 @@ from fedquilt.rest import Rest
 from fedquilt.stacks import Family, Layout
 from fedquilt.training.engine import Engine, Samples
 from fedquilt.view import Table, where_public
+
+_LITTLE = 2**26  # bytes of samples that are looked at together
+_SCORE_BYTES = 8  # that a class of a sample takes: the scores of two models
 
 
 @dataclass
@@ -25,7 +30,7 @@ class Crew:
     clients: tuple[Client, ...]
     rest: Rest
     samples: Samples
-    tables: dict[str, Table]
+    tables: dict[tuple[str, tuple[int, ...]], Table]  # by split and places; no places: all clients
     engines: dict[int, Engine] = field(default_factory=dict)  # by the number of the step that they train
     at_once: int = 0
     loss: Tensor | None = None  # (k,) of those who trained last, their mean over the steps of the last training
@@ -45,6 +50,41 @@ class Crew:
     def everybody(self, places: tuple[int, ...]) -> bool:
         """Whether these are all clients of the family, in order."""
         return len(places) == len(self.clients) and places == tuple(range(len(places)))
+
+    def groups(self, most: int, classes: int) -> list[tuple[int, ...]]:
+        """The clients' places in groups of `most` at a time that are looked at together.
+
+        Where some have far more samples than others, those with about as many go together: a group is padded to its
+        longest, and that must not take much more memory than the samples themselves.
+        """
+        places = range(len(self.clients))
+        if self.even(classes):
+            return [tuple(places[at : at + most]) for at in range(0, len(places), most)]
+        found: list[list[int]] = []
+        longest = own = np.zeros(2, dtype=np.int64)  # of the validation and the test split of the last group
+        for place in np.argsort(self.lengths.max(axis=1), kind="stable").tolist():
+            lengths = self.lengths[place]
+            now = np.maximum(longest, lengths), own + lengths
+            if not found or len(found[-1]) == most or not self._pads_little(len(found[-1]) + 1, *now, classes):
+                found.append([])
+                now = lengths, lengths
+            longest, own = now
+            found[-1].append(place)
+        return [tuple(sorted(group)) for group in found]
+
+    def even(self, classes: int) -> bool:
+        """Whether the validation and test samples of all clients can be padded to the longest with little to lose."""
+        return self._pads_little(len(self.clients), self.lengths.max(axis=0), self.lengths.sum(axis=0), classes)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """(clients, 2) how many validation and test samples each client has."""
+        return np.array([(len(client.validation), len(client.test)) for client in self.clients], dtype=np.int64)
+
+    def _pads_little(self, clients: int, longest: NDArray[np.int64], own: NDArray[np.int64], classes: int) -> bool:
+        sample = self.clients[0].train.x[0]
+        bytes_ = sample.numel() * sample.element_size() + _SCORE_BYTES * classes
+        return clients * int(longest.sum()) * bytes_ <= max(_LITTLE, 2 * int(own.sum()) * bytes_)
 
     def room(self, k: int, device: torch.device) -> Tensor:
         """(k, width) of memory to train chosen clients in, with whatever is in it."""
@@ -75,7 +115,9 @@ def table_of(clients: Sequence[Client], split: str, public: Sequence[Split]) -> 
 
 
 def covers(family: Family, down: Down) -> bool:
-    """Whether a message replaces every unit of its clients whole."""
+    """Whether a message replaces all of its clients' rows: every unit whole, and nothing in them stays home."""
+    if family.layout.travels < family.layout.width:
+        return False
     units = {unit for block, pull in zip(down.blocks, down.pulls, strict=True) if pull is None for unit in block.units}
     return all(unit.name in units for unit in family.layout.units)
 

@@ -171,8 +171,8 @@ class RunFolder:
         tables: dict[str, dict[str, Any]] = {client.name: {} for client in federation.scenario.clients}
         for evaluation in last:
             if evaluation.split == "test":
-                for name, counts in zip(evaluation.clients, evaluation.counts.tolist(), strict=True):
-                    tables[name][evaluation.readout] = counts
+                for name, cells in zip(evaluation.clients, evaluation.cells(), strict=True):
+                    tables[name][evaluation.readout] = {"classes": federation.scenario.classes, "cells": cells}
         found = {"labels": list(federation.scenario.label_names), "clients": tables}
         with self._room():
             write_text(self.folder / "confusion.json", json.dumps(found))

@@ -155,8 +155,8 @@ class Federation:
         groups = {}
         for crew in self.fleet.crews:
             step = crew.at_once or self.fleet.clients_at_once or len(crew.family.ids)
-            for at in range(0, len(crew.family.ids), step):
-                ids = crew.family.ids[at : at + step]
+            for places in crew.groups(step, self.scenario.classes):
+                ids = tuple(crew.family.ids[place] for place in places)
                 groups[ids] = self.server.down(ids)
         return groups
 
@@ -164,8 +164,8 @@ class Federation:
         """Every client's counts with every read-out on the validation and test splits."""
         classes, names = self.scenario.classes, tuple(client.name for client in self.scenario.clients)
         readouts = [readout for readout in self.readouts if last or not readout.needs_last_round]
-        empty = torch.zeros(len(names), classes, classes, dtype=torch.int64)
-        counts = {(readout.name, split): empty.clone() for readout in readouts for split in SPLITS}
+        counts: dict[tuple[str, str], list[Tensor]] = {(r.name, split): [] for r in readouts for split in SPLITS}
+        order: list[int] = []
         for ids, down in self.downs().items():
             (pair,) = self.fleet.looks({ids: down})
             look = Look(
@@ -179,8 +179,13 @@ class Federation:
                 for split in SPLITS:
                     table = look.table(split)
                     found = confusion(readout.predictions(look, split), table.y, table.mask, classes)
-                    counts[readout.name, split][torch.tensor(ids)] = found.cpu()
-        return [Evaluation(self.round, readout, split, names, c.to_sparse()) for (readout, split), c in counts.items()]
+                    counts[readout.name, split].append(found.cpu())
+            order += ids
+        place = torch.tensor(order).argsort()  # clients came family by family
+        return [
+            Evaluation(self.round, readout, split, names, torch.cat(parts).index_select(0, place).coalesce())
+            for (readout, split), parts in counts.items()
+        ]
 
     def model(self, client: str) -> nn.Module:
         """A client's personal model as an ordinary module."""
@@ -199,13 +204,14 @@ class Federation:
         """Class probabilities of the whole models that were sent, on samples of the server's."""
         ids, found, here = [], [], x.to(self.device)
         for up in sent.ups:
-            family = next(crew.family for crew in self.fleet.crews if up.ids[0] in crew.family.ids)
+            crew = next(crew for crew in self.fleet.crews if up.ids[0] in crew.family.ids)
+            family = crew.family
             parts = {unit.name: up.part([unit.name]) for unit in family.layout.units}
             senders = [set() if part is None else set(part[0].tolist()) for part in parts.values()]
             whole = [i for i in up.ids if all(i in some for some in senders)]
             if not whole:
                 continue
-            rows = torch.empty(len(whole), family.layout.width, device=self.device)
+            rows = crew.rest.started(crew.places(tuple(whole))).to(self.device)  # what stays home is as it was built
             for unit, part in parts.items():
                 assert part is not None
                 place = {i: at for at, i in enumerate(part[0].tolist())}

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from fedquilt.alone import alone
 from fedquilt.client import Client, Split
 from fedquilt.crew import Crew, blocks_of, covers, resting_of, scale_of, table_of, write
+from fedquilt.habits import Fickle, seeded
+from fedquilt.kinds import Build, Kinds, families
 from fedquilt.me import each
 from fedquilt.messages import Down, Member, Up
 from fedquilt.methods.base import Method
@@ -22,15 +24,15 @@ from fedquilt.names import unknown
 from fedquilt.parts import Parts
 from fedquilt.rest import Rest
 from fedquilt.sharing import install
-from fedquilt.stacks import Family, Layout, Signature, families
+from fedquilt.stacks import Family, Layout, Signature
 from fedquilt.steps import Do, Install, Train
+from fedquilt.structure import Description, content
 from fedquilt.training.batches import key_of
 from fedquilt.training.check import check_model, check_parts, naming
-from fedquilt.training.choose import ENGINES, choose
+from fedquilt.training.choose import ENGINES, choose, choose_again
 from fedquilt.training.engine import Engine, Job, Recipe, Samples
 from fedquilt.training.settings import Training
 from fedquilt.training.sizes import how_many_at_once
-from fedquilt.units import Unit
 from fedquilt.view import StackView, Table
 
 
@@ -93,8 +95,10 @@ class Fleet:
         self._starts = {start for client in clients for start in client.changes}
         self.crews: list[Crew] = []
         self.home: dict[int, tuple[int, int]] = {}
-        self._modules: dict[tuple[int, tuple[int, ...], int], nn.Module] = {}
-        self._units: dict[int, tuple[Unit, ...]] = {}
+        self._kinds = Kinds()
+        self._builders: dict[int, str] = {}  # what a function that builds models is, by its content
+        self._builds: dict[tuple[object, ...], Build] = {}
+        self._mentioned: list[Description] = []  # builders' contents hold while what they mention lives
         self._known: dict[int, tuple[str, int]] = {}  # the engine found for a template, and how many clients at once
         self._muster(set())
 
@@ -104,9 +108,9 @@ class Fleet:
         """What each client declares, by its number."""
         now = {}
         for crew in self.crews:
+            layout = crew.family.layout
             for number, client in zip(crew.family.ids, crew.clients, strict=True):
-                layout = crew.family.layout
-                now[number] = self._member(client, layout.units, layout.signatures, layout.statistics)
+                now[number] = self._member(client, layout)
         return dict(sorted(now.items()))
 
     def first_values(self, draw: int = 0) -> dict[tuple[str, Signature], Tensor]:
@@ -117,7 +121,7 @@ class Fleet:
         first: dict[tuple[str, Signature], Tensor] = {}
         for crew in sorted(self.crews, key=lambda crew: min(crew.family.ids)):
             layout = crew.family.layout
-            rows = layout.row(self._build(crew.clients[0], draw).module())[None] if draw else crew.rest.take([0])
+            rows = layout.row(self._parts(crew.clients[0], draw).module())[None] if draw else crew.rest.take([0])
             for unit in layout.units:
                 value = layout.take(rows, unit.name)[0].clone()
                 first.setdefault((unit.name, layout.signatures[unit.name]), value)
@@ -152,39 +156,39 @@ class Fleet:
         """Group the clients as they are now into families. They keep their numbers, except those with fresh models."""
         before, home = self.crews, self.home
         now = {n: client.at(self.round) for n, client in zip(self.numbers, self.clients, strict=True)}
-        modules = {n: self._module(client) for n, client in now.items()}
-        units = {n: self._units[id(module)] for n, module in modules.items()}
-        samples = {n: (client.train.x.shape[1:], client.train.x.dtype) for n, client in now.items()}
+        builds = {n: self._build(client) for n, client in now.items()}
         self.crews, self.home = [], {}
-        for index, family in enumerate(families(modules, units, samples)):
+        for index, family in enumerate(families(builds)):
             clients = tuple(now[n] for n in family.ids)
-            rest = self._first_rows(family, modules)
+            rest = self._first_rows(family, builds)
             for at, n in enumerate(family.ids):
                 self.home[n] = (index, at)
                 if n in home:
-                    self._keep(before[home[n][0]], home[n][1], family, rest, at, modules[n], n in fresh)
+                    self._keep(before[home[n][0]], home[n][1], family, rest, at, builds[n], n in fresh)
             same = [c for c in before if c.family.ids == family.ids and _labels(c.clients) == _labels(clients)]
-            tables = {split: table for crew in same for split, table in crew.tables.items() if split != "train"}
+            tables = {key: table for crew in same for key, table in crew.tables.items() if key[0] != "train"}
             self.crews.append(Crew(family, clients, rest, self._samples(clients), tables))
 
     def _keep(
-        self, old: Crew, was: int, family: Family, rest: Rest, at: int, module: nn.Module, fresh: bool
+        self, old: Crew, was: int, family: Family, rest: Rest, at: int, build: Build, fresh: bool
     ) -> None:  # fmt: skip
         """Write into a client's first row what it had before, but for what new labels or models decide."""
         first, (had,), layout = rest.take([at]), old.rest.take([was]).to(rest.device), family.layout
         row = first[0].clone()
-        self._write_old(old, was, had, layout, row, module, fresh)
+        self._write_old(old, was, had, layout, row, build, fresh)
         if was not in old.rest.fresh or not torch.equal(row, first[0]):
             rest.put([at], row[None])
 
     def _write_old(
-        self, old: Crew, at: int, had: Tensor, layout: Layout, row: Tensor, module: nn.Module, fresh: bool
+        self, old: Crew, at: int, had: Tensor, layout: Layout, row: Tensor, build: Build, fresh: bool
     ) -> None:  # fmt: skip
         """Write what a client had, (width,) in the old layout, into its new row, in place."""
-        if not fresh and old.family.layout.key() == layout.key():
-            earlier = self._module(old.clients[at])
-            first = row if earlier is module else layout.row(earlier).to(row.device)
-            row.copy_(torch.where(row == first, had, row))
+        if not fresh and old.family.layout.key() == layout.key() and old.family.layout.core == layout.core:
+            earlier, core = self._build(old.clients[at]), layout.core
+            begun = earlier.kind.rows[earlier.row].to(row.device)  # what was learned, then state
+            learned = (row[:core], had[:core], begun[:core])
+            for now, then, first in (learned, (row[layout.trained :], had[old.family.layout.trained :], begun[core:])):
+                now.copy_(then if earlier == build else torch.where(now == first, then, now))
             return
         for unit in layout.state:  # it is the client's, and outlives its model
             if old.family.layout.signatures.get(unit) == layout.signatures[unit]:
@@ -192,19 +196,33 @@ class Fleet:
                 for mine, part in layout.pieces(row[None], value, unit):
                     mine.copy_(part)
 
-    def _module(self, client: Client) -> nn.Module:
-        """A client's module with its first weights. Clients with one builder and one set of labels share it."""
-        key = (id(client.model), client.labels, hash(tuple(sorted(client.traits.items()))))
-        if key not in self._modules:
-            parts = self._build(client)
-            module = self._modules[key] = parts.module()
-            self._units[id(module)] = parts.cut()
-        return self._modules[key]
+    def _build(self, client: Client) -> Build:
+        """What a client's model starts from. Clients with one builder share it, where nothing else makes a difference.
 
-    def _build(self, client: Client, draw: int = 0) -> Parts:
+        A builder is known by its content: functions made in a loop with the same arguments are one.
+        """
+        if id(client.model) not in self._builders:
+            description = content(client.model)
+            self._builders[id(client.model)] = description.text
+            self._mentioned.append(description)
+        sample = (client.train.x.shape[1:], client.train.x.dtype)
+        key: tuple[object, ...] = (self._builders[id(client.model)], sample)
+        if type(self.terms.method).parts is not Method.parts:  # it may look at what a client declares
+            key += (client.labels, tuple(sorted(client.traits.items())))
+        if key not in self._builds:
+            parts = self._parts(client)
+            declared = getattr(client.model, "constant", ())
+            try:
+                self._builds[key] = self._kinds.of(
+                    parts.module(), lambda _: parts.cut(), client.train, parts.written, declared
+                )  # fmt: skip
+            except Fickle as error:
+                raise ValueError(f"client '{client.name}': {error}") from None
+        return self._builds[key]
+
+    def _parts(self, client: Client, draw: int = 0) -> Parts:
         """What a client holds, made anew."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key_of("model", self.terms.seed, *([draw] if draw else [])))
+        with seeded(key_of("model", self.terms.seed, *([draw] if draw else []))):
             try:
                 model: object = client.model()
             except Exception as error:
@@ -221,26 +239,28 @@ class Fleet:
             if not any(True for tensors in (model.parameters(), model.buffers()) for _ in tensors):
                 raise ValueError(f"client '{client.name}': its model has no parameters, so there is nothing to train")
             check_parts(client.name, model)
-            return self.terms.method.parts(model, self._member(client, ()), self.terms.classes)
+            return self.terms.method.parts(model, self._member(client), self.terms.classes)
 
-    def _member(
-        self, client: Client, units: Sequence[Unit], signatures: Mapping[str, Signature] | None = None,
-        statistics: Mapping[str, int] | None = None,
-    ) -> Member:  # fmt: skip
-        return Member(
-            client.name, client.samples, client.traits, client.labels, signatures or {}, self.terms.public_counts,
-            {unit.name: unit.kinds for unit in units}, statistics or {},
+    def _member(self, client: Client, layout: Layout | None = None) -> Member:
+        """What a client declares; of its units, once they are laid out."""
+        member = Member(client.name, client.samples, client.traits, client.labels, {}, self.terms.public_counts)
+        if layout is None:
+            return member
+        kinds = {unit.name: unit.kinds for unit in layout.units}
+        return replace(
+            member, units=layout.signatures, kinds=kinds, statistics=layout.statistics, constant=layout.constant
         )  # fmt: skip
 
-    def _first_rows(self, family: Family, modules: Mapping[int, nn.Module]) -> Rest:
+    def _first_rows(self, family: Family, builds: Mapping[int, Build]) -> Rest:
         """Rows at rest: on the device where they take a quarter of it at most, else in host memory."""
         bytes_ = len(family.ids) * family.layout.width * 4
         total = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else 0
         device = self.device if bytes_ * 4 <= total else torch.device("cpu")
-        made = {id(modules[n]): modules[n] for n in family.ids}  # clients may share a module
-        place = {key: at for at, key in enumerate(made)}
-        first = torch.stack([family.layout.row(module) for module in made.values()])
-        return Rest(first, [place[id(modules[n])] for n in family.ids], device)
+        place: dict[Build, int] = {}
+        for n in family.ids:  # clients may start alike
+            place.setdefault(builds[n], len(place))
+        first = torch.stack([build.first(family.layout) for build in place])
+        return Rest(first, [place[builds[n]] for n in family.ids], device)
 
     def _samples(self, clients: Sequence[Client]) -> Samples:
         counts = tuple(client.samples for client in clients)
@@ -312,16 +332,15 @@ class Fleet:
         """Try a crew's models, and find the engine that trains them; the first step of training decides for all."""
         self._try(crew)
         recipe, template = self._recipe(crew, number), id(crew.family.template)
-        if template not in self._known:  # else clients changed, but how to train such models is known
-            at_once = self.clients_at_once or how_many_at_once(recipe, given)
+        crew.at_once = crew.at_once or self.clients_at_once or how_many_at_once(recipe, given)
+        if template in self._known:  # another step, or clients changed: how to train such models is known
+            engine = choose_again(self._known[template][0], recipe, rows, given)
+        else:
             names = self.engine_name.split(",")  # one for all families, or one each
-            name = names[self.crews.index(crew) % len(names)]
-            crew.engines[number] = choose(name, recipe, rows, given, at_once)
-            self._known[template] = (crew.engines[number].name, at_once)
-        kind, crew.at_once = self._known[template]
-        if number not in crew.engines:
-            crew.engines[number] = ENGINES[kind](recipe)
-        return crew.engines[number]
+            engine = choose(names[self.crews.index(crew) % len(names)], recipe, rows, given, crew.at_once)
+        self._known[template] = (engine.name, crew.at_once)
+        crew.engines[number] = engine
+        return engine
 
     def _picks(self, crew: Crew, step: Train) -> frozenset[str]:
         """The units of a crew's models that a step trains."""
@@ -352,7 +371,10 @@ class Fleet:
             training = replace(training, epochs=step.epochs)
         picked = self._picks(crew, step)
         trains = frozenset(name for unit in layout.units if unit.name in picked for name in unit.parameters)
-        return Recipe(crew.family.template, layout, samples, training, step.objective, self.device, trains)
+        family, apart = crew.family, crew.family.habits.why if crew.family.habits.apart else ""
+        return Recipe(
+            family.template, layout, samples, training, step.objective, self.device, trains, apart=apart
+        )  # fmt: skip
 
     def _common(self, crew: Crew) -> Samples:
         """The samples that all clients hold, as those of a crew."""
@@ -399,6 +421,8 @@ class Fleet:
         train = [step for step in self.steps if isinstance(step, Train) and step.when != "tuning"]
 
         def tables(split: str) -> Table:
+            if split != "train" and not crew.even(self.terms.classes):
+                return self._table(crew, split, places)
             whole = self._table(crew, split)
             return whole if crew.everybody(places) else whole.of(torch.tensor(places, device=whole.y.device))
 
@@ -423,10 +447,12 @@ class Fleet:
             installed=installed,
         )
 
-    def _table(self, crew: Crew, split: str) -> Table:
-        if split not in crew.tables:
-            crew.tables[split] = table_of(crew.clients, split, self.terms.public).to(self.device)
-        return crew.tables[split]
+    def _table(self, crew: Crew, split: str, places: tuple[int, ...] = ()) -> Table:
+        """A split of the clients at some places, or of all; the same clients are looked at in every round."""
+        if (split, places) not in crew.tables:
+            clients = [crew.clients[at] for at in places] or crew.clients
+            crew.tables[split, places] = table_of(clients, split, self.terms.public).to(self.device)
+        return crew.tables[split, places]
 
     def looks(self, down: Mapping[tuple[int, ...], Down]) -> list[tuple[StackView, StackView]]:
         """For each family, its clients as they would be after installing (received) and as they are (adapted)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedquilt.copies import copy_of
+from fedquilt.habits import seeded
 from fedquilt.stacks import Layout
 from fedquilt.training.batches import key_of, mix, streams
 from fedquilt.training.layers import stackable
@@ -107,8 +110,7 @@ def each(
 
     Stacked where the engine stacks, else one client after another; then samples come without padding unless `padded`.
     """
-    layout, device = view.family.layout, view.rows.device
-    module = view.family.evaluator(device)
+    layout, device, habits = view.family.layout, view.rows.device, view.family.habits
     keys = np.array([key_of(view.seed, name) for name in view.names], dtype=np.uint64)
     count = torch.tensor(view.samples, device=device)
     of_each: dict[str, Any] = {
@@ -122,13 +124,16 @@ def each(
         "told": {name: value.to(device) for name, value in (view.down.told if view.down is not None else {}).items()},
     }
     if table is not None:
-        of_each["data"] = {"x": table.x, "y": table.y, "mask": table.mask}
+        of_each["data"] = {"x": table.x.clone(), "y": table.y, "mask": table.mask}  # a model may write on its input
         if table.public is not None:
             of_each["data"]["public"] = table.public
     offers = {} if view.down is None else {unit: v.to(device) for unit, v in view.down.offers.items()}
 
     def one(mine: dict[str, Any]) -> dict[str, Tensor]:
         parameters, buffers = layout.split(mine["row"])
+        module = view.family.evaluator(device)
+        if habits.apart:  # what it keeps from call to call is no other client's
+            module = copy_of(module)
         return dict(
             function(
                 Me(
@@ -157,7 +162,7 @@ def each(
         )
 
     with torch.no_grad():
-        if view.vectorised and not view.family.one_by_one:
+        if view.vectorised and not (view.family.one_by_one or habits.apart or habits.guesses):
             try:
                 with stackable(device):
                     found: dict[str, Tensor] = vmap(one, randomness="different")(of_each)
@@ -171,7 +176,8 @@ def each(
             mine = {name: _of(value, i) for name, value in of_each.items()}
             if table is not None and not padded:
                 mine["data"] = {name: value[: int(table.count[i])] for name, value in mine["data"].items()}
-            results.append(one(mine))
+            with seeded(0) if habits.apart or habits.guesses else nullcontext():
+                results.append(one(mine))
         return {name: torch.stack([result[name] for result in results]) for name in results[0]}
 
 

@@ -32,6 +32,7 @@ class Member:
     kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of layers, by unit: norm, linear, ...
     statistics: Mapping[str, int] = field(default_factory=dict)  # how many of a unit's numbers, the last ones, no step
     # of training moves: running statistics and other buffers of the model
+    constant: tuple[str, ...] = ()  # buffers of its model that nothing writes: no unit has them, they stay home
 
 
 @dataclass(frozen=True)

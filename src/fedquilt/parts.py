@@ -16,7 +16,8 @@ class Parts:
 
     `models` are named parts; `predicts` is the one that a client predicts with and that its user gets. `state` holds
     the first values of tensors that go with the client and are no part of a model: each is a unit by its name, private
-    unless a plan shares it. `units` cuts a single model otherwise than it would be.
+    unless a plan shares it. `units` cuts a single model otherwise than it would be. `writes` names buffers of a model
+    that the method's steps write; others that no step of training writes are each client's own and never travel.
 
     >>> parts = Parts({"shared": nn.Linear(2, 1), "personal": nn.Linear(2, 1)}, predicts="personal")
     >>> [unit.name for unit in parts.cut()]
@@ -30,6 +31,7 @@ class Parts:
     state: Mapping[str, Tensor] = field(default_factory=dict)
     predicts: str = ""
     units: Cut | tuple[Unit, ...] | None = None
+    writes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.models, nn.Module):
@@ -45,6 +47,10 @@ class Parts:
         if isinstance(self.models, nn.Module) and not self.state:
             return self.models
         return Holding(self)
+
+    def written(self, buffer: str) -> bool:
+        """Whether steps of the method write a buffer of that module."""
+        return buffer.startswith(f"{Holding.STATE}.") or buffer.removeprefix(f"{Holding.ONE}.") in self.writes
 
     def cut(self) -> tuple[Unit, ...]:
         """The units of that module, bottom to top, part after part, state at the end."""

@@ -48,6 +48,10 @@ class Rest:
                 rows[at] = self.first[[self.which[places[i]] for i in at]]
         return rows
 
+    def started(self, places: Sequence[int]) -> Tensor:
+        """(n, width) a copy of the rows that some clients had at first."""
+        return self.first[[self.which[place] for place in places]]
+
     def put(self, places: Sequence[int], rows: Tensor) -> None:
         """Put rows (n, width) back."""
         self.store.index_copy_(0, self.index(places), rows.to(self.device))

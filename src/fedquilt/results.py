@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedquilt.training.evaluate import accuracy, f_by_class, macro_f1
+from fedquilt.training.evaluate import accuracy, f_by_class, macro_f1, margins
 
 Row = dict[str, Any]
 
@@ -29,13 +29,21 @@ class Evaluation:
         """(K, classes, classes) how many samples of a class (row) each client took for which (column)."""
         return self.kept.to_dense()
 
+    def cells(self) -> list[list[list[int]]]:
+        """For each client the cells of its counts that are not empty: class, predicted class, number of samples."""
+        found: list[list[list[int]]] = [[] for _ in self.clients]
+        kept = self.kept.coalesce()
+        for (client, *labels), number in zip(kept.indices().T.tolist(), kept.values().tolist(), strict=True):
+            found[client].append([*labels, number])
+        return found
+
     def rows(self) -> list[Row]:
         """One row a client; a client without samples in the split has none."""
-        counts = self.counts
-        right, f1, by_class = accuracy(counts), macro_f1(counts), f_by_class(counts)
-        samples, there = counts.sum((1, 2)).tolist(), counts.sum(2) > 0
+        right, f1, by_class = accuracy(self.kept), macro_f1(self.kept), f_by_class(self.kept)
+        there = margins(self.kept).there
+        samples = there.sum(1).tolist()
         measures = [[round(f, 6) if t else None for f, t in zip(*pair, strict=True)]
-                    for pair in zip(by_class.tolist(), there.tolist(), strict=True)]  # fmt: skip
+                    for pair in zip(by_class.tolist(), (there > 0).tolist(), strict=True)]  # fmt: skip
         return [
             {
                 "round": self.round,
@@ -54,7 +62,7 @@ class Evaluation:
     @property
     def accuracy(self) -> float:
         """The mean over the clients that have samples."""
-        return float(accuracy(self.counts).nanmean())
+        return float(accuracy(self.kept).nanmean())
 
 
 def worst_decile(values: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ range of its columns, whatever the architecture is.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt.copies import copy_of
+from fedquilt.habits import Habits
 from fedquilt.parts import model_of
-from fedquilt.structure import structure
 from fedquilt.training.layers import prepare_eval
 from fedquilt.units import Unit
 
@@ -33,9 +33,12 @@ class Place:
 
 
 class Layout:
-    """How a module lies in a row of numbers: first all parameters, unit by unit, then all buffers, then state.
+    """How a module lies in a row of numbers: all parameters, unit by unit, then all buffers, then what stays home.
 
-    What a client trains with are the first `trained` numbers of the row: state is a method's, and no engine sees it.
+    Buffers that are not finite at first (a running maximum, say) and `constant` ones, which nothing writes, are each
+    client's own: no unit has them, so they never travel. Of the constant ones only `own`, which differ among clients,
+    lie in a row; the others are part of the module. What a client trains with are the first `trained` numbers of the
+    row; after them comes a method's state, which no engine sees.
 
     >>> from fedquilt.units import cut
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
@@ -44,39 +47,59 @@ class Layout:
     (15, 22, 13)
     """
 
-    def __init__(self, module: nn.Module, units: Sequence[Unit]) -> None:
+    def __init__(
+        self, module: nn.Module, units: Sequence[Unit], constant: Collection[str] = (), own: Collection[str] = ()
+    ) -> None:
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         self.units = tuple(units)
         self.places: dict[str, Place] = {}
-        at = 0
+        self.width = 0
         ranges: dict[str, list[tuple[int, int]]] = {unit.name: [] for unit in units}
-        for kind, of_state in (("parameters", False), ("buffers", False), ("buffers", True)):
-            for unit in [unit for unit in units if unit.state == of_state]:
-                start = at
-                for name in getattr(unit, kind):
-                    tensor = tensors[name]
-                    if kind == "buffers" and not bool(torch.isfinite(tensor).all()):
-                        continue  # a mask of -inf, say: it is part of the code, neither trained nor averaged
-                    _check_dtype(name, tensor, kind)
-                    self.places[name] = Place(at, at + tensor.numel(), tuple(tensor.shape), tensor.dtype)
-                    at += tensor.numel()
-                if at > start:
-                    ranges[unit.name].append((start, at))
-            if kind == "parameters":
-                self.parameters = at
-            elif not of_state:
-                self.trained = at
-        self.width = at
+        self._named: dict[str, list[str]] = {unit.name: [] for unit in units}  # a unit's tensors, in the wire's order
         self.parameter_names = tuple(n for unit in units for n in unit.parameters)
+        models = [unit for unit in units if not unit.state]
+        written = [n for unit in models for n in unit.buffers if n not in constant]
+        endless = [n for n in written if not bool(torch.isfinite(tensors[n]).all())]
+        shared = [(unit.name, unit.parameters) for unit in models]
+        buffers = [(unit.name, [n for n in unit.buffers if n in written and n not in endless]) for unit in models]
+        self._place_units((*shared, *buffers), tensors, ranges)
+        self.parameters = sum(tensors[n].numel() for n in self.parameter_names)
+        self._place(endless, tensors)
+        self.core = self.width  # what follows is not learned, and lasts as long as a client's model
+        self.constant = tuple(n for unit in models for n in unit.buffers if n in constant)
+        self.own = tuple(n for n in self.constant if n in own)
+        self._place(self.own, tensors)
+        self.trained = self.width
+        self.buffer_names = tuple(n for n in self.places if n not in self.parameter_names)
+        self._place_units([(unit.name, unit.buffers) for unit in units if unit.state], tensors, ranges)
+        self.state = {unit.name: self.places[unit.buffers[0]].shape for unit in units if unit.state}
+        self.travels = sum(stop - start for some in ranges.values() for start, stop in some)
         self.frozen = tuple(n for n in self.parameter_names if not tensors[n].requires_grad)  # these never train
-        self.buffer_names = tuple(n for unit in units for n in unit.buffers if n in self.places and not unit.state)
         self.ranges: dict[str, tuple[tuple[int, int], ...]] = {name: tuple(r) for name, r in ranges.items()}
         self._joined: dict[tuple[str, ...], list[tuple[int, int]]] = {}
-        self.state = {unit.name: self.places[unit.buffers[0]].shape for unit in units if unit.state}
         self.signatures: dict[str, Signature] = {
-            unit.name: tuple(self.places[n].shape for n in unit.parameters + unit.buffers if n in self.places)
-            for unit in units
+            unit.name: tuple(self.places[n].shape for n in self._named[unit.name]) for unit in units
         }
+
+    def _place_units(
+        self, units: Sequence[tuple[str, Sequence[str]]], tensors: Mapping[str, Tensor],
+        ranges: dict[str, list[tuple[int, int]]],
+    ) -> None:  # fmt: skip
+        """Give the tensors of units the next places of the row."""
+        for unit, names in units:
+            start = self.width
+            self._place(names, tensors)
+            self._named[unit] += names
+            if self.width > start:
+                ranges[unit].append((start, self.width))
+
+    def _place(self, names: Collection[str], tensors: Mapping[str, Tensor]) -> None:
+        """Give some tensors the next places of the row."""
+        for name in names:
+            tensor = tensors[name]
+            _check_dtype(name, tensor)
+            self.places[name] = Place(self.width, self.width + tensor.numel(), tuple(tensor.shape), tensor.dtype)
+            self.width += tensor.numel()
 
     @cached_property
     def statistics(self) -> dict[str, int]:
@@ -99,8 +122,7 @@ class Layout:
 
     def named(self, unit: str, flat: Tensor) -> dict[str, Tensor]:
         """The tensors of a unit by name, from its numbers as one vector."""
-        (whole,) = [each for each in self.units if each.name == unit]
-        names = [name for name in whole.parameters + whole.buffers if name in self.places]
+        names = self._named[unit]
         parts = flat.split([self.places[name].stop - self.places[name].start for name in names])
         pairs = zip(names, parts, strict=True)
         return {name: part.view(self.places[name].shape).to(self.places[name].dtype) for name, part in pairs}
@@ -171,10 +193,21 @@ class Layout:
         return repr([(unit.name, self.signatures[unit.name]) for unit in self.units])
 
 
-def _check_dtype(name: str, tensor: Tensor, kind: str) -> None:
-    if kind == "parameters" and tensor.dtype != torch.float32:
+def fits_a_row(tensor: Tensor) -> bool:
+    """Whether a row of float32 holds a tensor's numbers, NaNs and infinite ones included.
+
+    >>> fits_a_row(torch.tensor([True])), fits_a_row(torch.tensor(2**24 + 1)), fits_a_row(torch.tensor(torch.inf))
+    (True, False, True)
+    """
+    if tensor.is_complex() or tensor.layout != torch.strided:
+        return False
+    return bool(torch.isclose(tensor.float().to(tensor.dtype), tensor, rtol=0, atol=0, equal_nan=True).all())
+
+
+def _check_dtype(name: str, tensor: Tensor) -> None:
+    if isinstance(tensor, nn.Parameter) and tensor.dtype != torch.float32:
         raise ValueError(f"parameter '{name}' is {tensor.dtype}; build the model in float32")
-    if kind == "buffers" and tensor.numel() and not torch.equal(tensor.float().to(tensor.dtype), tensor):
+    if not isinstance(tensor, nn.Parameter) and not fits_a_row(tensor):
         raise ValueError(f"buffer '{name}' holds values that float32 cannot; keep it out of the buffers")
 
 
@@ -185,6 +218,7 @@ class Family:
     ids: tuple[int, ...]
     template: nn.Module
     layout: Layout
+    habits: Habits = field(default_factory=Habits, compare=False)
     one_by_one: list[bool] = field(default_factory=list, compare=False, repr=False)  # filled where eval does not stack
     _copies: dict[torch.device, nn.Module] = field(default_factory=dict, compare=False, repr=False)
 
@@ -194,27 +228,6 @@ class Family:
             self._copies[device] = prepare_eval(copy_of(self.template).to(device).eval())
         return self._copies[device]
 
-    @cached_property
-    def mixes_samples(self) -> bool:
-        """Whether what the module makes of a sample in eval mode depends on the others: it has norms of the batch."""
-        norms = (m for m in self.template.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-        return any(norm.running_mean is None for norm in norms)
-
     def model(self, row: Tensor) -> nn.Module:
         """A row as an ordinary module of its own: the user's model, whatever the method holds beside it."""
         return model_of(self.layout.fill(copy_of(self.template).to(row.device), row).eval())
-
-
-def families(
-    modules: Mapping[int, nn.Module], units: Mapping[int, Sequence[Unit]], samples: Mapping[int, Hashable]
-) -> tuple[Family, ...]:
-    """Group clients by architecture, that is by structure, units, and what a sample is (its shape and type)."""
-    groups: dict[tuple[str, str, Hashable], list[int]] = {}
-    layouts: dict[int, Layout] = {}
-    known: dict[int, tuple[str, Layout]] = {}  # clients may share a module: it is read once
-    for i, module in modules.items():
-        if id(module) not in known:
-            known[id(module)] = (structure(module), Layout(module, units[i]))
-        text, layouts[i] = known[id(module)]
-        groups.setdefault((text, layouts[i].key(), samples[i]), []).append(i)
-    return tuple(Family(tuple(ids), modules[ids[0]], layouts[ids[0]]) for ids in groups.values())

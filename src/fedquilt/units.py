@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import torch
 from torch import nn
 from torch.fx import Tracer
 
 from fedquilt.alone import alone
+from fedquilt.habits import seeded
 
 Cut = Mapping[str, Sequence[str]]
 
@@ -99,7 +99,7 @@ def _in_order(module: nn.Module, paths: list[str]) -> list[str]:
         return paths  # called as registered, which tracing would only take time to find out
     called: dict[str, int] = {}
     try:
-        with alone, torch.random.fork_rng(devices=[]):  # forward may draw; tracing changes nn.Module for all threads
+        with alone, seeded(0):  # forward may draw; tracing changes nn.Module for all threads
             for at, node in enumerate(Tracer().trace(copy.deepcopy(module)).nodes):  # forward may count its calls
                 if node.op in ("call_module", "get_attr"):
                     called.setdefault(str(node.target), at)

@@ -12,6 +12,8 @@ from torch.func import functional_call, vmap
 
 from fedquilt.alone import alone
 from fedquilt.client import Client, Split
+from fedquilt.copies import copy_of
+from fedquilt.habits import seeded
 from fedquilt.messages import Down, Member
 from fedquilt.stacks import Family
 from fedquilt.training.layers import stackable
@@ -165,10 +167,12 @@ def map_rows(
 
     Stacked where that is wanted and the module lets itself be; where it does not, that is found out once.
     """
-    module = family.evaluator(rows.device)
+    habits = family.habits
 
     def one(row: Tensor, *parts: Tensor) -> Tensor:
-        named = family.layout.split(row)
+        module, named = family.evaluator(rows.device), family.layout.split(row)
+        if habits.apart:
+            module = copy_of(module)
 
         def call(*args: Any, **kwargs: Any) -> Tensor:
             # A model may write on its input (an activation in place, say); clients' samples must stay as they are.
@@ -179,6 +183,12 @@ def map_rows(
         return function(call, *parts)
 
     with torch.no_grad():
+        if habits.apart or habits.guesses:  # chance and what a model keeps are the same for all, whoever else is there
+            found = []
+            for at, row in enumerate(rows):
+                with seeded(0):
+                    found.append(one(row, *(t[at] for t in tensors)))
+            return torch.stack(found)
         if stacked and not family.one_by_one:
             try:
                 with stackable(rows.device):

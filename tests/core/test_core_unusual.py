@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -96,41 +95,6 @@ def test_clients_of_one_size_have_no_padding(name: str) -> None:
 
 def test_what_a_model_draws_itself_is_no_mixing() -> None:
     assert go(clients(lambda: Functional("dropout")), engine="vectorised").summary["engine"] == "vectorised"
-
-
-class Skipping(nn.Module):
-    """Leaves a layer out now and then, by chance or by turns: decided in Python."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how, self.calls = how, 0
-        self.base, self.more, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inside = self.base(x).relu()
-        if self.training:
-            self.calls += self.how == "turns"
-        takes = random.random() < 0.5 if self.how == "chance" else self.calls % 2 == 0
-        if takes or not self.training:
-            inside = inside + self.more(inside).relu()
-        scores: Tensor = self.head(inside)
-        return scores
-
-
-@pytest.mark.parametrize("how", ["chance", "turns"])
-def test_what_is_decided_in_python_is_decided_in_every_step(how: str) -> None:
-    random.seed(0)
-    federation = fq.Federation(
-        clients(lambda: Skipping(how), (40, 40, 40)), fq.methods.Local(), fq.Training(rounds=5, batch=4, lr=0.1),
-        engine="vectorised", device="cpu",
-    )  # fmt: skip
-    federation.step(evaluate=False)
-    with pytest.warns(RuntimeWarning, match="decides something in Python in every step .* so steps are not traced"):
-        federation.step(evaluate=False)
-    for _ in range(3):
-        before = federation.model("c0").get_parameter("more.weight").detach().clone()
-        federation.step(evaluate=False)
-        assert not torch.equal(federation.model("c0").get_parameter("more.weight"), before)
 
 
 class Recurrent(nn.Module):

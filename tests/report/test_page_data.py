@@ -88,6 +88,7 @@ def test_dense_plans_show_who_mixes_with_whom(tmp_path: Path) -> None:
 
 
 RECEIVED, ADAPTED = [[1, 0], [0, 1]], [[2, 0], [0, 2]]
+CELLS = {"classes": 2, "cells": [[0, 0, 2], [1, 1, 2]]}
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,7 @@ RECEIVED, ADAPTED = [[1, 0], [0, 1]], [[2, 0], [0, 2]]
         {"received": {"a": RECEIVED}, "adapted": {"a": ADAPTED}},
         {"a": {"received": RECEIVED, "adapted": ADAPTED}},
         {"labels": ["x", "y"], "clients": {"a": {"received": RECEIVED, "adapted": ADAPTED}}},
+        {"clients": {"a": {"received": CELLS, "adapted": CELLS}}},
     ],
 )
 def test_confusion_is_read_in_each_form(tmp_path: Path, written: dict[str, Any]) -> None:

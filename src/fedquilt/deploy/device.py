@@ -65,11 +65,13 @@ class Device:
     def _hello(self, text: Mapping[str, Any]) -> tuple[Arrays, Text]:
         """What the client declares: who it is, what its model is cut into, and how it will change. Never data."""
         fleet = self._fleet(self._terms(text), 0)
-        changes = {}
+        member, changes = write_member(fleet.members()[0]), {}
         for start in self.client.changes:
             now = self.client.at(start)
-            changes[str(start)] = {"samples": now.samples, "labels": list(now.labels)}
-        return {}, {"member": write_member(next(iter(fleet.members().values()))), "changes": changes}
+            go_to(fleet, start)
+            constant = list(fleet.members()[0].constant)
+            changes[str(start)] = {"samples": now.samples, "labels": list(now.labels), "constant": constant}
+        return {}, {"member": member, "changes": changes}
 
     def _round(self, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> tuple[Arrays, Text]:
         """One round: look at what was received, train, and stage what must be kept. The last letter only looks."""
@@ -162,7 +164,7 @@ def evaluate(
         for split in SPLITS:
             table = look.table(split)
             found = confusion(readout.predictions(look, split), table.y, table.mask, classes)
-            counts[name][split] = found[0].tolist()
+            counts[name][split] = found[0].to_dense().tolist()
     return counts
 
 

@@ -155,6 +155,7 @@ def write_member(member: Member) -> Text:
         "traits": dict(member.traits),
         "labels": list(member.labels),
         "public": list(member.public),
+        "constant": list(member.constant),
         "units": {unit: [list(shape) for shape in signature] for unit, signature in member.units.items()},
         "statistics": dict(member.statistics),
         "kinds": {unit: list(kinds) for unit, kinds in member.kinds.items()},
@@ -166,10 +167,11 @@ def read_member(text: Mapping[str, Any]) -> Member:
     units = {str(u): tuple(tuple(int(n) for n in shape) for shape in s) for u, s in text["units"].items()}
     traits = {str(k): str(v) for k, v in text["traits"].items()}
     labels = tuple(int(n) for n in text["labels"])
-    public = tuple(int(n) for n in text["public"])
+    public, constant = tuple(int(n) for n in text["public"]), tuple(str(name) for name in text["constant"])
     kinds = {str(unit): tuple(str(kind) for kind in found) for unit, found in text["kinds"].items()}
     statistics = {str(unit): int(n) for unit, n in text["statistics"].items()}
-    return Member(str(text["name"]), int(text["samples"]), traits, labels, units, public, kinds, statistics)
+    name, samples = str(text["name"]), int(text["samples"])
+    return Member(name, samples, traits, labels, units, public, kinds, statistics, constant)
 
 
 def plain(value: Any) -> Any:

@@ -56,6 +56,17 @@ class NoQuorum(RuntimeError):
     """Too few clients answered, again and again."""
 
 
+@dataclass(frozen=True)
+class Architecture:
+    """Builds a shadow's model; which of its buffers are constant cannot be tried without samples, so it is declared."""
+
+    build: Callable[[], nn.Module]
+    constant: tuple[str, ...]
+
+    def __call__(self) -> nn.Module:
+        return self.build()
+
+
 def shadow(
     member: Member, build: Callable[[int], Callable[[], nn.Module] | None], changes: Mapping[int, Mapping[str, Any]]
 ) -> Client:
@@ -65,13 +76,18 @@ def shadow(
     def samples(count: int) -> Split:
         return Split(torch.zeros(count, 0), torch.zeros(count, dtype=torch.int64))
 
-    model = build(0)
-    assert model is not None
+    def model(start: int, constant: Sequence[str]) -> Architecture | None:
+        builder = build(start)
+        return None if builder is None else Architecture(builder, tuple(constant))
+
+    first = model(0, member.constant)
+    assert first is not None
     planned = {
-        start: Change(build(start), tuple(told["labels"]), samples(told["samples"])) for start, told in changes.items()
+        start: Change(model(start, told["constant"]), tuple(told["labels"]), samples(told["samples"]))
+        for start, told in changes.items()
     }
     return Client(
-        member.name, model, samples(member.samples), traits=member.traits, labels=member.labels, changes=planned
+        member.name, first, samples(member.samples), traits=member.traits, labels=member.labels, changes=planned
     )
 
 

@@ -89,14 +89,15 @@ class FedMN(Method):
 
     def parts(self, model: nn.Module, member: Member, classes: int) -> Parts:
         if isinstance(model, RoutedNetwork):
-            return Parts(model)
+            return Parts(model, writes=("route",))
         blocks = self._blocks_of(member)
         encoder, features, width = split_head(model, len(blocks) - 1)
         return Parts(
             RoutedNetwork(
                 encoder, blocks, features=features, classes=classes, width=self.width or width, dropout=self.dropout,
                 joint=self.joint, normalise=self.normalise, start=self.start, gates=self.gates,
-            )
+            ),
+            writes=("route",),
         )  # fmt: skip
 
     def local(self) -> tuple[Step, ...]:

@@ -28,7 +28,9 @@ class Averaged(Readout):
 
     def predictions(self, look: Look, split: str) -> Tensor:
         def between() -> Tensor:
-            return torch.lerp(look.received.rows, look.adapted.rows, self.weight(look.received))
+            received, adapted = look.received.rows, look.adapted.rows
+            between = torch.lerp(received, adapted, self.weight(look.received))
+            return torch.where(received == adapted, received, between)  # there may be infinite values that stay home
 
         look.rows(self.name, between)
         return look.scores(self.name, split).argmax(2)

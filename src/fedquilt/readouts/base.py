@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedquilt.me import Me, each
 from fedquilt.training.evaluate import confusion, f_by_class
-from fedquilt.training.layers import padding
 from fedquilt.training.objective import Batch
 from fedquilt.view import StackView, Table
 
@@ -88,21 +87,30 @@ class Look:
 
 
 def _forward(view: StackView, split: str) -> Tensor:
-    """The outputs of every client's module on a split, in chunks of samples."""
+    """The outputs of every client's module on a split, in chunks of samples.
+
+    Where what a module makes of a sample depends on the others, clients are looked at with their own samples alone:
+    those of one size together, so that nothing is padded.
+    """
     table = view.data(split)
-    x, real = table.x, table.real
-    step = _MOST_AT_ONCE
-    if not view.family.mixes_samples:
-        step = min(step, max(32, _SAMPLES_AT_ONCE // max(1, len(x))))
+    x = table.x
+    if not view.family.habits.mixes:
+        step = min(_MOST_AT_ONCE, max(32, _SAMPLES_AT_ONCE // max(1, len(x))))
+        parts = [view.map(_outputs, x[:, at : at + step]) for at in range(0, x.shape[1], step)]
+        return torch.cat(parts, dim=1) if parts else torch.zeros(len(x), 0, view.classes, device=x.device)
+    found = torch.zeros(0)
+    for count in table.count.unique().tolist():
+        places = (table.count == count).nonzero()[:, 0]
+        for at in range(0, count, _MOST_AT_ONCE):
+            part = view.map(_outputs, x[places, at : min(at + _MOST_AT_ONCE, count)], rows=view.rows[places])
+            if not len(found):
+                found = part.new_zeros(*x.shape[:2], part.shape[2])
+            found[places, at : at + part.shape[1]] = part
+    return found if len(found) else torch.zeros(len(x), 0, view.classes, device=x.device)
 
-    def outputs(call: Callable[..., Tensor], x: Tensor, real: Tensor) -> Tensor:
-        with padding(real):
-            return call(x)
 
-    parts = [view.map(outputs, x[:, at : at + step], real[:, at : at + step]) for at in range(0, x.shape[1], step)]
-    if not parts:
-        return torch.zeros(len(x), 0, view.classes, device=x.device)
-    return torch.cat(parts, dim=1)
+def _outputs(call: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return call(x.clone())  # a model may write to what it is given
 
 
 @dataclass(frozen=True)

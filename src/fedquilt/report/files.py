@@ -296,18 +296,31 @@ def _traffic(lines: list[dict[str, Any]], clients: Sequence[str]) -> Traffic | N
 def _confusion(
     found: dict[str, Any], readout: str, clients: Sequence[str]
 ) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
-    """Matrices by client, by read-out and client, or by client and read-out, maybe under `clients`; and label names."""
+    """Matrices by client, by read-out and client, or by client and read-out, maybe under `clients`; and label names.
+
+    A matrix is a list of rows, or its number of classes with its cells that are not empty.
+    """
     labels = found.get("labels") or found.get("label_names") or []
     by_client = found.get("clients", found)
     if isinstance(by_client, dict) and not set(clients) & set(by_client):
         by_client = _of(by_client, readout)
     matrices = {}
     for name, value in by_client.items() if isinstance(by_client, dict) else ():
-        value = _of(value, readout) if isinstance(value, dict) else value
-        matrix = np.asarray(value) if isinstance(value, list) else np.zeros(0)
+        value = _of(value, readout) if isinstance(value, dict) and "cells" not in value else value
+        matrix = (
+            _filled(value) if isinstance(value, dict) else np.asarray(value) if isinstance(value, list) else np.zeros(0)
+        )
         if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
             matrices[str(name)] = matrix.astype(np.int64)
     return matrices, tuple(str(label) for label in labels)
+
+
+def _filled(counts: dict[str, Any]) -> NDArray[np.int64]:
+    """A matrix from its cells: class, predicted class, number of samples."""
+    matrix = np.zeros((counts["classes"], counts["classes"]), dtype=np.int64)
+    for truth, predicted, number in counts["cells"]:
+        matrix[truth, predicted] = number
+    return matrix
 
 
 def _of(by_readout: dict[str, Any], readout: str) -> Any:

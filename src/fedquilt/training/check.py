@@ -5,7 +5,6 @@ And what is said when a model fails later: whose it is.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +13,8 @@ from torch import Tensor, nn
 
 from fedquilt.alone import alone
 from fedquilt.client import Client
+from fedquilt.copies import copy_of
+from fedquilt.habits import seeded
 from fedquilt.stacks import Family
 
 
@@ -55,19 +56,20 @@ def check_model(family: Family, clients: Sequence[Client], classes: int, device:
     """Refuses a model that cannot take its clients' samples, or whose outputs do not go with their labels.
 
     >>> from torch import nn
-    >>> from fedquilt.stacks import families
+    >>> from fedquilt.kinds import Kinds, families
     >>> from fedquilt.units import cut
     >>> net = nn.Linear(1, 2)
     >>> client = Client("a", lambda: net, train=([[0.0], [1.0]], [0, 2]))
-    >>> check_model(families({0: net}, {0: cut(net)}, {0: (1,)})[0], [client], 3, torch.device("cpu"))
+    >>> check_model(families({0: Kinds().of(net, cut, client.train)})[0], [client], 3, torch.device("cpu"))
     Traceback (most recent call last):
     ValueError: client 'a' has samples of label 2, but its model has 2 outputs, for labels up to 1; give it 3 or more
     """
     name, sample = clients[0].name, clients[0].train.x[:1].to(device)
     twice = torch.cat([sample, sample])  # a norm without statistics of its own takes no single sample
     try:
-        with torch.no_grad():
-            outputs = family.evaluator(device)(twice)
+        with torch.no_grad(), seeded(0):
+            module = family.evaluator(device)
+            outputs = (copy_of(module) if family.habits.apart else module)(twice.clone())
     except Exception as error:
         kind = f"{sample.dtype} of shape {tuple(sample.shape[1:])}"
         raise ValueError(f"client '{name}': its model cannot take its samples, {kind}: {error}") from error
@@ -100,8 +102,8 @@ def check_model(family: Family, clients: Sequence[Client], classes: int, device:
 def _check_training(family: Family, name: str, twice: torch.Tensor, device: torch.device) -> None:
     """Refuses a model that fails when it is trained, or from whose outputs nothing can be learnt."""
     try:
-        model = copy.deepcopy(family.template).to(device).train()
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        model = copy_of(family.template).to(device).train()
+        with seeded(0):
             outputs = model(twice)
     except Exception as error:
         raise ValueError(f"client '{name}': its model fails in training: {_in_a_line(error)}") from error

@@ -19,6 +19,7 @@ from fedquilt.training.suits import padding_matters
 from fedquilt.training.vectorised import Vectorised
 
 ENGINES: dict[str, type[Engine]] = {e.name: e for e in (Vectorised, ParallelStacks, Parallel, Sequential)}
+_MIXES = "it mixes the samples of a batch, by a norm or a mean of its own, and clients have unlike numbers of them"
 _TRIAL_BATCHES = 4
 _HERE = 0.35  # so much slower are stacks in the user's own process, where freed memory may not be kept
 _WAKING = 0.005  # seconds a round that workers lose while threads of the last merge still spin on their cores
@@ -33,7 +34,11 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]
     A model that cannot be stacked is trained by another engine, and that is said once.
     """
     if name in ("parallel", "sequential"):
+        if recipe.apart:
+            _say(f"every client trains from a fresh copy of this model: {recipe.apart}")
         return ENGINES[name](recipe)
+    if recipe.apart:
+        return _unstacked(recipe, rows, recipe.apart)
     stack = how_many_a_worker(recipe, extras)
     names = _candidates(recipe, rows, stack) if name == "auto" else [name]
     if names == ["parallel"]:
@@ -54,27 +59,42 @@ def choose(name: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]
                 raise
             trouble = error
     if not any(ENGINES[kind].stacks for kind in seconds):
-        return _unstacked(recipe, rows, (str(trouble).strip().splitlines() or [type(trouble).__name__])[-1])
-    if _sees_padding(recipe, rows, extras):
-        why = "it mixes the samples of a batch, by a norm or a mean of its own, and clients have unlike numbers of them"
+        return _unstacked(recipe, rows, _last_line(trouble))
+    if why := _padding_trouble(recipe, rows, extras):
         return _unstacked(recipe, rows, why)
     for kind in seconds:
         seconds[kind] += _unseen(kind, recipe, seconds, len(rows))
     return ENGINES[min(seconds, key=lambda kind: seconds[kind])](recipe)
 
 
-def _sees_padding(recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]) -> bool:
-    """Whether a stack of these clients would learn from the padding of its batches."""
+def choose_again(kind: str, recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]) -> Engine:
+    """The engine known to be good for such models, for clients that have changed since."""
+    why = _padding_trouble(recipe, rows, extras) if ENGINES[kind].stacks else ""
+    return _unstacked(recipe, rows, why) if why else ENGINES[kind](recipe)
+
+
+def _padding_trouble(recipe: Recipe, rows: Tensor, extras: Mapping[str, Tensor]) -> str:
+    """Why a stack of these clients would learn from the padding of its batches; empty where it would not."""
     stack = Vectorised(recipe)
-    return stack.pads and padding_matters(recipe, stack.gradients, rows[0], extras)
+    try:
+        sees = stack.pads and padding_matters(recipe, stack.gradients, rows[0], extras)
+    except Exception as error:  # a norm, say, that is given more or fewer samples than the batch has
+        return _last_line(error)
+    return _MIXES if sees else ""
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _say(what: str) -> None:
+    warnings.warn(what, RuntimeWarning, stacklevel=4)
 
 
 def _unstacked(recipe: Recipe, rows: Tensor, why: str) -> Engine:
     """An engine that trains clients one by one, said once."""
     other = "parallel" if _can_fork(recipe, rows) else "sequential"
-    warnings.warn(
-        f"this model cannot be stacked, so it is trained with the engine '{other}': {why}", RuntimeWarning, stacklevel=3
-    )
+    _say(f"this model cannot be stacked, so it is trained with the engine '{other}': {why}")
     return ENGINES[other](recipe)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -117,7 +117,8 @@ class Recipe:
     """What an engine is built for: a family's module, how it lies in a row, its samples, settings and objective.
 
     `trains` names the parameters that are trained, None: all that are not frozen. On a CPU a step of a stack is traced
-    when it has come `trace_after` times.
+    when it has come `trace_after` times. `apart` says why each client has to train from a fresh copy of the module,
+    with Python's generators seeded for it; empty: it need not.
     """
 
     template: nn.Module
@@ -128,6 +129,7 @@ class Recipe:
     device: torch.device
     trains: frozenset[str] | None = None
     trace_after: int = 12
+    apart: str = ""
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -138,6 +140,30 @@ class Recipe:
     def module(self) -> nn.Module:
         """A copy of the module for the engine to keep, in training mode, on the device."""
         return copy_of(self.template).to(self.device).train()
+
+
+class Constants:
+    """The buffers of an engine's module that are in no client's row: nothing may write them.
+
+    >>> net = nn.BatchNorm1d(2)
+    >>> constants = Constants(net, in_rows=("running_mean", "running_var"))
+    >>> _ = net(torch.ones(3, 2))
+    >>> constants.check()
+    Traceback (most recent call last):
+    RuntimeError: buffer 'num_batches_tracked' is written now, and was not in the trial; write it in each step
+    """
+
+    def __init__(self, module: nn.Module, in_rows: Collection[str]) -> None:
+        self.module = module
+        named = module.named_buffers()
+        self.known = {name: (buffer, buffer._version) for name, buffer in named if name not in in_rows}
+
+    def check(self) -> None:
+        """Refuse what a step wrote: all clients would share it."""
+        now = dict(self.module.named_buffers()) if self.known else {}
+        for name, (buffer, version) in self.known.items():
+            if now.get(name) is not buffer or buffer._version != version:
+                raise RuntimeError(f"buffer '{name}' is written now, and was not in the trial; write it in each step")
 
 
 class Engine(Protocol):

@@ -82,6 +82,10 @@ def padding(mask: Tensor | None) -> Iterator[None]:
 def _masked_norm(layer: nn.modules.batchnorm._BatchNorm, x: Tensor, mask: Tensor | None) -> Tensor:
     """Batch norm over the real samples of (batch, channels, ...); running statistics are updated in place."""
     mask = x.new_ones(x.shape[0]) if mask is None else mask
+    if len(mask) != len(x):
+        raise RuntimeError(
+            f"a batch norm is given {len(x)} samples of a batch of {len(mask)}, so it is unknown which are padding"
+        )
     per_sample = x[0, 0].numel()
     shape = [1, -1] + [1] * (x.ndim - 2)
     weight = mask.view([-1] + [1] * (x.ndim - 1))

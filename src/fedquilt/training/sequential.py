@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedquilt.training.batches import Schedule, orders, seed_device, streams
+from fedquilt.habits import seeded
+from fedquilt.training.batches import Schedule, key_of, orders, seed_device, streams
 from fedquilt.training.draws import drawing
-from fedquilt.training.engine import Job, Recipe
+from fedquilt.training.engine import Constants, Job, Recipe
 from fedquilt.training.intercept import Interception
 from fedquilt.training.layers import prepare_one
 from fedquilt.training.objective import Batch, Learner, Model
@@ -28,8 +29,12 @@ class Sequential:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        self.take_module()
+
+    def take_module(self) -> None:
+        """Copy the module, and arrange its parameters and buffers for clients to be copied in and out."""
+        recipe, layout = self.recipe, self.recipe.layout
         self.module = prepare_one(recipe.module())
-        layout = recipe.layout
         # The parameters are views of one flat vector: a client is copied in and out as a row.
         self.flat = torch.zeros(layout.parameters, device=recipe.device)
         named = dict(self.module.named_parameters())
@@ -44,6 +49,7 @@ class Sequential:
             path, _, leaf = name.rpartition(".")
             self.slots[name] = (self.module.get_submodule(path)._buffers, leaf)
         self.buffers = {name: buffer for name, buffer in self.module.named_buffers() if name in self.slots}
+        self.constants = Constants(self.module, layout.buffer_names)
         # What a model draws by functions is intercepted; where a first step drew nothing, not until something is drawn.
         self.interception: Interception | None = Interception()
         self.sure = False  # that it must be, whatever a step may draw
@@ -52,7 +58,12 @@ class Sequential:
     def train(self, job: Job) -> Tensor:
         losses = torch.zeros(len(job.members), device=job.rows.device)
         for at in range(len(job.members)):
-            losses[at] = self.train_one(job, at)
+            if self.recipe.apart:
+                self.take_module()
+                with seeded(key_of(self.recipe.samples.key[job.members[at]], job.round)):
+                    losses[at] = self.train_one(job, at)
+            else:
+                losses[at] = self.train_one(job, at)
         return losses
 
     def train_one(self, job: Job, at: int) -> Tensor:
@@ -103,6 +114,7 @@ class Sequential:
         if self.interception is None and generator_state(recipe.device) != before_drawing:
             self.interception, self.sure = Interception(), True
             return self.train_one(job, at)
+        self.constants.check()
         row[: layout.parameters] = self.flat
         for name, (home, leaf) in self.slots.items():
             place, now = layout.places[name], home[leaf]

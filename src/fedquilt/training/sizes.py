@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedquilt.habits import seeded
 from fedquilt.training.engine import Recipe
 from fedquilt.training.objective import cross_entropy
 from fedquilt.training.trial import run_once
@@ -40,7 +41,9 @@ class Size(NamedTuple):
 
 
 def size_of_a_client(recipe: Recipe, extras: Mapping[str, Tensor]) -> Size:
-    """About how big one client is while it trains: its row several times, and what backward remembers."""
+    """About how big a client with the biggest batches is while it trains: its row several times, and what backward
+    remembers.
+    """
     saved: list[int] = []
 
     def count(tensor: Tensor) -> Tensor:
@@ -49,7 +52,7 @@ def size_of_a_client(recipe: Recipe, extras: Mapping[str, Tensor]) -> Size:
 
     passes = 1
     try:
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        with seeded(0), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             run_once(recipe, extras)
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
@@ -57,7 +60,7 @@ def size_of_a_client(recipe: Recipe, extras: Mapping[str, Tensor]) -> Size:
         # An objective that differentiates by itself cannot be watched: it keeps what a few passes keep.
         passes = _PASSES_WITHIN
         saved.clear()
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        with seeded(0), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             run_once(replace(recipe, objective=cross_entropy()), extras)
     return Size(4 * recipe.layout.width * 6 * passes + 3 * sum(saved) * passes, len(saved) * passes)
 

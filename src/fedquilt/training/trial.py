@@ -33,11 +33,12 @@ def run_once(recipe: Recipe, extras: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _loss(recipe: Recipe, extras: Mapping[str, Tensor], module: nn.Module, padded: bool = False) -> Tensor:
-    """The loss of the first client's first batch, which may be padded with its first sample."""
+    """The loss of the first client's samples, in a batch as big as any; it may be padded with its first sample."""
     samples = recipe.samples
-    real = min(recipe.training.batch, samples.count[0])
+    real = min(recipe.training.batch, max(samples.count))
+    places = torch.arange(real) % samples.count[0]
     # copies of samples: a model may write on its input
-    x, y = (table[:real].clone().to(recipe.device) for table in samples.parts[samples.part[0]])
+    x, y = (table[places.to(table.device)].to(recipe.device) for table in samples.parts[samples.part[0]])
     index, mask = torch.arange(real, device=recipe.device), None
     if padded:
         x, y, index = (torch.cat([part, part[:1]]) for part in (x, y, index))

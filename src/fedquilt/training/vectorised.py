@@ -24,7 +24,7 @@ from fedquilt.memory import write_to
 from fedquilt.training.batches import Schedule, orders, streams
 from fedquilt.training.draws import drawing
 from fedquilt.training.dropout import has_dropout
-from fedquilt.training.engine import Job, Recipe
+from fedquilt.training.engine import Constants, Job, Recipe
 from fedquilt.training.intercept import Interception
 from fedquilt.training.layers import padding, prepare_stack, stackable
 from fedquilt.training.objective import INDEX, Batch, Learner, Model
@@ -52,6 +52,7 @@ class Vectorised:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.module = prepare_stack(recipe.module(), gpu=recipe.device.type == "cuda")
+        self.constants = Constants(self.module, recipe.layout.buffer_names)
         self.manners: Manners | None = None
         self.draws = has_dropout(self.module)
         self.keys, self.starts = np.array(recipe.samples.key, dtype=np.uint64), np.array(recipe.samples.start)
@@ -75,6 +76,7 @@ class Vectorised:
         stage = self.stages.pop(key, None) or _Stage(self, counts, job)
         self.stages[key] = stage  # the latest used is the last
         losses = stage.run(job, counts)
+        self.constants.check()
         held = sum(stage.bytes for stage in self.stages.values())
         while len(self.stages) > 1 and (held > self.budget or len(self.stages) > _MOST_STAGES):
             held -= self.stages.pop(next(iter(self.stages))).bytes
