@@ -40,13 +40,13 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-Promise = Literal["stacked", "one by one", "refused"]
+Promise = Literal["stacked", "one by one", "apart", "refused"]
 Builder = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its promise: stacked and equal to a plain loop, trained one by one with a warning, or refused.
+    """A model and its promise: stacked and equal to a plain loop, one by one or each client apart, said, or refused.
 
     `says` is what the warning or the refusal says. `even` is the promise for clients of one size, where it is another.
     `by_hand` False: the model draws, so that engines are compared with the sequential one. `rounds` is 1 where a plain
@@ -316,7 +316,7 @@ ONE_BY_ONE: dict[str, Case] = {
     ),
     "old spectral norm": Case(
         lambda: chain(nn.utils.spectral_norm(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, 3)),
-        "one by one",
+        "apart",
         "cannot be stacked",
     ),
     "own function without a rule": Case(
@@ -347,7 +347,7 @@ ONE_BY_ONE: dict[str, Case] = {
     ),
     "full backward hook": Case(lambda: Hooked("backward"), "one by one", "cannot be stacked"),
     "parameter hook": Case(lambda: Hooked("parameter"), "one by one", "has a hook"),
-    "all frozen": Case(lambda: frozen(nn.Linear(6, 3)), "one by one", "cannot be stacked"),
+    "all frozen": Case(lambda: frozen(nn.Linear(6, 3))),
     "embedding, max_norm": Case(
         lambda: Made(lambda m, x: m.head(m.e(x).mean(1)), e=nn.Embedding(9, 4, max_norm=0.5), head=nn.Linear(4, 3)),
         "one by one",
@@ -363,7 +363,7 @@ ONE_BY_ONE: dict[str, Case] = {
     ),
     **{
         f"state outside: {kind}": Case(
-            partial(Stateful, kind), "one by one", "cannot be stacked", sizes=(11, 10, 9), rounds=1
+            partial(Stateful, kind), "apart", "cannot be stacked", sizes=(11, 10, 9), rounds=1
         )
         for kind in ("random", "numpy", "generator", "list", "dict", "np.int64", "int", "plain tensor")
     },

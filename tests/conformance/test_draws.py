@@ -164,7 +164,8 @@ class Again(nn.Module):
 def test_dropout_in_a_checkpointed_part_is_refused(layer: bool) -> None:
     scenario = scenario_of(lambda: Again(layer), (9, 6), points, TRAINING)
     with pytest.raises(
-        RuntimeError, match=r"leave layers that draw .* out of what torch\.utils\.checkpoint runs again"
+        ValueError,
+        match=r"clients 'c0', 'c1': .* leave layers that draw .* of what torch\.utils\.checkpoint runs again",
     ):
         after(scenario, "sequential")
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from plain_loop import train
+from plain_loop import scenario_of, train
 from torch import Tensor, nn
 
 import fedquilt as fq
@@ -199,3 +199,30 @@ def test_a_copy_of_a_module_looks_at_itself() -> None:
     twin(torch.ones(1)).backward()
     assert twin.scale.grad is not None
     assert first.scale.grad is None
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "parallel"])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam", "adamw"])
+def test_a_layer_that_is_not_used_does_not_decay(engine: str, optimiser: str) -> None:
+    """PyTorch's optimisers leave alone what a loss does not depend on."""
+
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(6, 3), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.used(x)
+            return out
+
+    training = fq.Training(rounds=2, batch=4, lr=0.1, weight_decay=0.1, optimiser=optimiser)  # type: ignore[arg-type]
+    scenario = scenario_of(Spare, (9, 6), lambda n, generator: torch.randn(n, 6, generator=generator), training)
+    federation = fq.Federation(scenario, fq.methods.Local(), engine=engine, device="cpu")
+    before = federation.model("c0").get_parameter("spare.weight").clone()
+    moved = federation.model("c0").get_parameter("used.weight").clone()
+    for _ in range(2):
+        federation.step(evaluate=False)
+    after = federation.model("c0")
+    federation.close()
+    assert torch.equal(after.get_parameter("spare.weight"), before)
+    assert not torch.equal(after.get_parameter("used.weight"), moved)

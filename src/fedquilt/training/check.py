@@ -132,7 +132,7 @@ def naming(clients: Sequence[Client], places: Sequence[int], round_: int) -> Ite
     """
     try:
         yield
-    except (ValueError, OSError, MemoryError, torch.OutOfMemoryError):
+    except (ValueError, OSError, MemoryError, Warning, torch.OutOfMemoryError):
         raise
     except Exception as error:
         names = ", ".join(f"'{clients[at].name}'" for at in places[:8]) + ", ..." * (len(places) > 8)

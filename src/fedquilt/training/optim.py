@@ -44,16 +44,27 @@ class Optimiser:
         if self.first:
             torch._foreach_zero_(self.first + self.second + self.steps)
 
-    def step(self, gradients: Sequence[Tensor], lr: float | Tensor) -> None:
-        """One step; `lr` is a number, or a tensor of no dimensions where a captured graph reads it anew."""
+    def step(self, gradients: Sequence[Tensor | None], lr: float | Tensor) -> None:
+        """One step; `lr` is a number, or a tensor of no dimensions where a captured graph reads it anew.
+
+        As in PyTorch, a parameter that a loss does not depend on (None) rests: neither momentum nor decay moves it.
+        """
         t = self.training
-        own = [g if g.is_contiguous() and not g.is_neg() else as_it_reads(g) for g in gradients]
+        used = [at for at, gradient in enumerate(gradients) if gradient is not None]
+        if not used:
+            return
+        own = [g if g.is_contiguous() and not g.is_neg() else as_it_reads(g) for g in gradients if g is not None]
+        everything = len(used) == len(gradients)
+
+        def of(tensors: list[Tensor]) -> list[Tensor]:
+            return tensors if everything or not tensors else [tensors[at] for at in used]
+
         if t.optimiser == "sgd":
             # A buffer of zeros makes the first step momentum * 0 + gradient: no special first step is needed.
             torch._fused_sgd_(
-                self.parameters,
+                of(self.parameters),
                 own,
-                self.first,
+                of(self.first),
                 weight_decay=t.weight_decay,
                 momentum=t.momentum,
                 lr=lr,
@@ -63,15 +74,15 @@ class Optimiser:
                 is_first_step=False,
             )
             return
-        torch._foreach_add_(self.steps, 1.0)
+        torch._foreach_add_(of(self.steps), 1.0)
         update = torch._fused_adam_ if t.optimiser == "adam" else torch._fused_adamw_
         update(
-            self.parameters,
+            of(self.parameters),
             own,
-            self.first,
-            self.second,
+            of(self.first),
+            of(self.second),
             [],
-            self.steps,
+            of(self.steps),
             lr=lr,
             beta1=t.betas[0],
             beta2=t.betas[1],

@@ -122,12 +122,12 @@ class Sequential:
             row[place.start : place.stop] = now.detach().reshape(-1)
         return total / schedule.steps[0]
 
-    def _gradients(self, loss: Tensor, trained: list[Tensor]) -> tuple[Tensor, ...]:
+    def _gradients(self, loss: Tensor, trained: list[Tensor]) -> tuple[Tensor | None, ...]:
         """The gradients of a loss; what a model runs again for them must not draw, as it would draw other numbers."""
         if self.interception is None:
-            return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+            return torch.autograd.grad(loss, trained, allow_unused=True)
         with self.interception, torch.autograd.set_multithreading_enabled(False):
-            return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+            return torch.autograd.grad(loss, trained, allow_unused=True)
 
     def _scales(self, scale: Tensor) -> dict[str, Tensor]:
         """The multipliers of the learning rate, (1,) or (size,), of parameters where these are not all 1."""

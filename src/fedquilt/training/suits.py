@@ -14,6 +14,7 @@ from fedquilt.training.engine import Recipe
 from fedquilt.training.objective import INDEX
 
 _TOLERANCE = 1e-3  # of the greatest number; a batch without padding is summed up in another order
+_ROUNDING = 1e-6  # of the greatest number; two paddings of one length change no more than the order of sums
 _REAL = 3  # samples that are padded
 _SEARCHED = 64  # samples of a client among which one is looked for that differs
 
@@ -40,7 +41,7 @@ def padding_matters(recipe: Recipe, gradients: Gradients, row: Tensor, extras: M
     """Whether what a client of this row (width,) learns from a batch depends on what it is padded with, or on that.
 
     It does where a model mixes the samples of a batch: with a mean over them, or a norm that is not a layer of PyTorch.
-    What is learned from two paddings must be the same to the last bit, but for what a device itself is not sure of.
+    What is learned from two paddings must be the same but for the order of sums, and what a device is not sure of.
     """
     layout, samples = recipe.layout, recipe.samples
     most = max(range(len(samples.count)), key=lambda member: samples.count[member])
@@ -57,7 +58,7 @@ def padding_matters(recipe: Recipe, gradients: Gradients, row: Tensor, extras: M
 
     def learned(padding: Tensor | None) -> list[Tensor]:
         """The loss, the buffers and the gradients, each by itself."""
-        batch, labels, mask = x[:real], y[:real], None
+        batch, labels, mask = x[:real].clone(), y[:real], None  # a model may write on its input
         if padding is not None:
             batch, labels = torch.cat([batch, padding[None]]), torch.cat([labels, y[:1]])
             mask = torch.tensor([[1.0] * real + [0.0]], device=recipe.device)
@@ -74,7 +75,7 @@ def padding_matters(recipe: Recipe, gradients: Gradients, row: Tensor, extras: M
 
     with_first, again, with_other = (learned(padding) for padding in (x[0], x[0], _another(samples.parts, x[0])))
     for one_way, repeated, other_way in zip(with_first, again, with_other, strict=True):
-        if _gap(one_way, other_way) > 16 * _gap(one_way, repeated):
+        if _gap(one_way, other_way) > max(16 * _gap(one_way, repeated), _ROUNDING * _size(one_way)):
             return True
     pairs = zip(with_first, learned(None), strict=True)
     return any(_gap(padded, bare) > _TOLERANCE * _size(bare) for padded, bare in pairs)

@@ -25,11 +25,10 @@ DRAWS_UNSEEN = (
 _TOLERANCE = 1e-3  # of a loss; other numbers drawn change it more
 
 
-def run_once(recipe: Recipe, extras: Mapping[str, Tensor]) -> nn.Module:
-    """Run a copy of the module, with the template's numbers, on the first client's first batch; the copy."""
+def run_once(recipe: Recipe, extras: Mapping[str, Tensor]) -> tuple[nn.Module, Tensor]:
+    """Run a copy of the module, with the template's numbers, on the first client's first batch: it, and its loss."""
     module = prepare_one(recipe.module())
-    _loss(recipe, extras, module)
-    return module
+    return module, _loss(recipe, extras, module)
 
 
 def _loss(recipe: Recipe, extras: Mapping[str, Tensor], module: nn.Module, padded: bool = False) -> Tensor:
@@ -64,16 +63,21 @@ def _draws_by_length(recipe: Recipe, extras: Mapping[str, Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class Manners:
-    """How a model behaves: whether it `draws` by functions, to be intercepted, and the `trouble` it is in a stack."""
+    """How a model behaves: whether it `draws` by functions, to be intercepted, and the `trouble` it is in a stack.
+
+    `unused` are parameters that the loss does not depend on: they rest, also where weights decay.
+    """
 
     draws: bool
     trouble: str | None
+    unused: frozenset[str] = frozenset()
 
 
 def manners_of(recipe: Recipe, extras: Mapping[str, Tensor], pads: bool) -> Manners:
     """The manners of a family's model; `pads` says whether batches of the stack would be padded."""
     with Interception() as met:
-        module = run_once(recipe, extras)
+        module, loss = run_once(recipe, extras)
+        unused = _unused(recipe, module, loss) if recipe.training.weight_decay else frozenset()
     hooked = next((name for name, p in module.named_parameters() if parameter_hooks(p)), None)
     trouble = None
     if hooked is not None:
@@ -84,7 +88,16 @@ def manners_of(recipe: Recipe, extras: Mapping[str, Tensor], pads: bool) -> Mann
         trouble = "it has an embedding with max_norm, which would shrink what padding looks up too"
     elif pads and (met.drew or has_dropout(module)) and _draws_by_length(recipe, extras):
         trouble = "what it draws depends on how long a batch is, and clients have unlike numbers of samples"
-    return Manners(met.drew, trouble)
+    return Manners(met.drew, trouble, unused)
+
+
+def _unused(recipe: Recipe, module: nn.Module, loss: Tensor) -> frozenset[str]:
+    named = dict(module.named_parameters())
+    trained = {name: named[name] for name in recipe.trained}
+    if not trained or not loss.requires_grad:
+        return frozenset(trained)
+    found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    return frozenset(name for name, gradient in zip(trained, found, strict=True) if gradient is None)
 
 
 def generator_state(device: torch.device) -> object:

@@ -161,7 +161,8 @@ class _Stage:
         self.rows = torch.empty_like(job.rows) if self.own else job.rows
         # While they train, each parameter of all clients lies by itself: gradients need no joining, products are fast.
         shaped = {n: torch.empty(k, *layout.places[n].shape, device=device) for n in layout.parameter_names}
-        self.trained = {n: shaped[n] for n in recipe.trained}
+        rests = engine.manners.unused if engine.manners is not None else frozenset()
+        self.trained = {n: shaped[n] for n in recipe.trained if n not in rests}
         self.frozen = {n: tensor for n, tensor in shaped.items() if n not in self.trained}
         self.buffers = torch.empty(k, layout.trained - layout.parameters, device=device)
         self.optimiser = Optimiser(recipe.training, list(self.trained.values()))
