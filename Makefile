@@ -8,11 +8,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: help demo test lint types test-deploy bench docs clean
+.PHONY: help demo test lint types test-gpu test-deploy bench docs clean
 
 help:
 	@echo "make demo         set up, then five methods side by side on handwritten digits (under a minute)"
 	@echo "make test         set up, then lint, types, and all tests and examples"
+	@echo "make test-gpu     the tests that need a GPU"
 	@echo "make test-deploy  the slow tests on a real network stack"
 	@echo "make bench        the engine against a plain loop over clients"
 	@echo "make docs         the documentation, into site/"
@@ -50,6 +51,9 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu -ra
 
 test-deploy: $(VENV)/.dev
 	$(BIN)/python -m pytest -m deploy

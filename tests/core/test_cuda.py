@@ -17,7 +17,7 @@ from fedquilt.methods import FedAvg, FedPer, FedProx, Method
 from fedquilt.models.recurrent import LSTM
 from fedquilt.results import final
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_the_numbers_of_a_cpu(kind: str, sizes: tuple[int, ...]) -> None:
     same(rows(ours), rows(trained(scenario, device="cpu", engine="sequential")), atol=2e-4)
     (stage,) = stages(ours)
     assert stage.graph is not None  # captured
-    assert stage.whole == (len(set(sizes)) == 1)
+    assert stage.engine.whole == (len(set(sizes)) == 1)
 
 
 @pytest.mark.parametrize(

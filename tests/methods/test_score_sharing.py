@@ -70,7 +70,7 @@ def worked_example(changes: dict[int, dict[int, Change]] | None = None, rounds: 
 
 
 def federation(scenario: Scenario, **settings: Any) -> Federation:
-    return Federation(scenario, ScoreSharing(**settings), engine="sequential")
+    return Federation(scenario, ScoreSharing(**settings), engine="sequential", device="cpu")
 
 
 def consensus(server: Server, label: int) -> Tensor:

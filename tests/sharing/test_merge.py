@@ -315,6 +315,7 @@ def test_refusals() -> None:
         merge_unit(MixedUnit([[1.0]]), [(torch.tensor([0]), column(1))], median)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_is_never_waited_for_and_gives_the_same_bits() -> None:
     torch.manual_seed(0)

@@ -124,6 +124,8 @@ class Plan:
     def check(self, signatures: Mapping[str, Sequence[Hashable]], names: Sequence[str]) -> None:
         """Refuses a plan that the clients' models cannot follow. `signatures[unit][i]`: shapes, None: has no such unit.
 
+        Only the circles of a pool may have members of unlike shapes: it has values of each shape.
+
         >>> plan = Plan({"head": UnitPlan([0, 0, -1])})
         >>> plan.check({"head": [((2, 3),), ((2, 3),), None]}, names=["watch-1", "watch-2", "phone-1"])
         """
@@ -143,7 +145,7 @@ class Plan:
                         "give it the circle -1"
                     )
                 other = first.setdefault(peers, i)
-                if shapes[i] != shapes[other]:
+                if shapes[i] != shapes[other] and not (isinstance(unit, UnitPlan) and unit.pool):
                     raise ValueError(
                         f"unit '{name}': clients '{names[other]}' and '{names[i]}' share it, but one has the shapes "
                         f"{shapes[other]} and the other {shapes[i]}; plan them in different circles"
