@@ -15,6 +15,7 @@ if "FEDQUILT_STATE" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["FEDQUILT_STATE"], ignore_errors=True)
 
 EXTRAS = {
+    "griffe": "docs/doctests.py",
     "flwr": "src/fedquilt/deploy/*",
     "plotly": "src/fedquilt/report/figures.py",
 }

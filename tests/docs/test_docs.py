@@ -36,3 +36,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     assert (tmp_path / "site" / "tutorial" / "index.html").is_file()
+    reference = (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
+    assert "&gt;&gt;&gt; " in reference, "examples of docstrings are there"
+    assert "<blockquote>" not in reference, "and are set as code"
