@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from fedquilt.training.settings import Training
     from fedquilt.units import Unit, cut
 
+    __version__: str
+
 # GNU OpenMP's idle threads spin by default; on a busy machine that makes small tensor programs many times slower.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-__version__ = "0.1.0"
 
 __all__ = [
     "METHODS",
@@ -74,6 +74,8 @@ _PACKAGES = ("data", "methods", "models", "readouts", "scenarios", "sharing")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
     for home, names in _HOMES.items():
@@ -84,8 +86,18 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
+def _version() -> str:
+    """What the installed package says, so that pyproject.toml is the one place that a version is written in."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(__name__)
+    except PackageNotFoundError:  # a checkout that is on the path without being installed
+        return "0+unknown"
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})
 
 
 class _Package(ModuleType):
