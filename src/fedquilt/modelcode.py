@@ -23,6 +23,7 @@ from fedquilt.seals import digest
 
 if TYPE_CHECKING:
     from fedquilt.federation import Federation
+    from fedquilt.methods import Method
 
 READ_BY = f"{sys.implementation.cache_tag}-{sys.flags.optimize}"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -38,24 +39,35 @@ def model_code(federation: Federation) -> dict[str, Any]:
     that is not the library's."""
     crews = federation.fleet.crews
     changes = {id(c.model): c.model for client in federation.scenario.clients for c in client.changes.values()}
-    method = type(federation.method)
     return {
         "read_by": READ_BY,
         "clients": {crew.clients[0].name: code_of(crew.clients[0].model, crew.family.template) for crew in crews},
         "changes": code_of(*changes.values()) if changes else "",
-        "method": "" if method.__module__.startswith("fedquilt.") else code_of(method),
+        "method": method_code(federation.method),
     }
 
 
-def code_of(*things: Any) -> str:
-    """A checksum of functions, classes and modules.
+def method_code(method: Method) -> str:
+    """A checksum of a method that is not the library's, empty for one that is.
+
+    What its module is called does not count: a script is `__main__` while it runs, and has another name afterwards.
+    """
+    from fedquilt.methods.find import own_bases
+
+    kind = type(method)
+    return "" if kind.__module__.startswith("fedquilt.") else code_of(*own_bases(kind), nameless=kind.__module__)
+
+
+def code_of(*things: Any, nameless: str = "") -> str:
+    """A checksum of functions, classes and modules; the name of the Python module `nameless` is left out of it.
 
     >>> code_of(nn.Sequential(nn.Linear(2, 2), nn.Tanh())) == code_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     False
     >>> code_of(lambda x: x + 1) == code_of(lambda x: x + 1) != code_of(lambda x: x + 2)
     True
     """
-    reader = _Reader(set().union(*(_packages(thing) for thing in things)) - _FOREIGN)
+    packages = set().union(*(_packages(thing) for thing in things)) - _FOREIGN
+    reader = _Reader(packages | {nameless.partition(".")[0]}, nameless)
     return digest("\n".join(reader.text(thing) for thing in things).encode())[:32]
 
 
@@ -91,8 +103,8 @@ def _packages(thing: Any) -> set[str]:
 class _Reader:
     """Writes values as text by what they do; functions, classes and objects once, and then only by their number."""
 
-    def __init__(self, packages: set[str]) -> None:
-        self.packages = packages
+    def __init__(self, packages: set[str], nameless: str = "") -> None:
+        self.packages, self.nameless = packages, nameless
         self.seen: dict[int, tuple[int, Any]] = {}  # holds what it has seen, so that no other takes its place
         self.open: set[int] = set()  # containers being written: one may hold itself
 
@@ -124,7 +136,7 @@ class _Reader:
         elif isinstance(value, types.FunctionType):
             yield from self._function(value)
         elif isinstance(value, type):
-            yield f"{value.__module__}.{value.__qualname__}"
+            yield f"{'' if value.__module__ == self.nameless else value.__module__}.{value.__qualname__}"
             yield from (self.text(base) for base in value.__bases__)
             members = {key: member for key, member in vars(value).items() if key not in _OF_NO_INTEREST}
             written = set().union(

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,13 +19,14 @@ from fedquilt import scenarios
 from fedquilt.checkpoint import Damaged
 from fedquilt.disk import METRICS, RunFolder
 from fedquilt.federation import Callback, Federation, RoundReport
-from fedquilt.methods import METHODS, Local, Method
+from fedquilt.methods import Local, Method
+from fedquilt.methods.find import find
 from fedquilt.names import unknown
 from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.results import Evaluation, Row, final, summarise
 from fedquilt.runfile import method_from, rule_from, rule_to, training_from, values_of
 from fedquilt.scenario import Scenario
-from fedquilt.scenarios.own import from_file, split_address
+from fedquilt.scenarios.own import check_no_file_is_loading, from_file, split_address
 from fedquilt.sharing import Plan, Rule, mean, pick
 from fedquilt.training.parallel import cores
 from fedquilt.training.settings import Training
@@ -36,7 +37,7 @@ OPTIONS = ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_e
 
 
 def make_method(method: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
-    """A method from its name and settings, or as it is."""
+    """A method from its name, or its address such as `path/to/file.py:Class`, and settings; or as it is."""
     if isinstance(method, Method):
         if settings:
             given = f"{type(method).__name__}({', '.join(f'{key}={value!r}' for key, value in settings.items())})"
@@ -46,14 +47,17 @@ def make_method(method: str | Method, settings: Mapping[str, Any] | None = None)
     if not isinstance(other, str):
         hint = f"as in {other.__name__}()" if isinstance(other, type) else f"not a {type(other).__name__}"
         raise TypeError(f"a method is a name such as 'fedavg' or a method made ready, {hint}")
-    if method not in METHODS:
-        raise ValueError(unknown(method, METHODS, "method"))
-    kind = METHODS[method]
-    known = [f.name for f in fields(kind)]
-    for key in settings or {}:
+    kind = find(method)
+    known = {f.name: f for f in fields(kind) if f.init}
+    chosen = dict(settings or {})
+    for key in chosen:
         if key not in known:
-            raise ValueError(unknown(key, known, f"setting of {method}") if known else f"'{method}' has no settings")
-    return kind(**(settings or {}))
+            told = unknown(key, known, f"setting of {kind.name}") if known else f"'{kind.name}' has no settings"
+            raise ValueError(told)
+    for key, setting in known.items():
+        if key not in chosen and setting.default is MISSING and setting.default_factory is MISSING:
+            raise ValueError(f"the method '{kind.name}' needs its setting '{key}'; give it: --set {key}=...")
+    return kind(**chosen)
 
 
 def make_readouts(readouts: str | Readout | Sequence[str | Readout]) -> tuple[Readout, ...]:
@@ -173,7 +177,8 @@ def run(
 ) -> Run:
     """Run a method on a scenario and give back what came of it.
 
-    `training` overrides the scenario's settings, `settings` are the method's own; `merge` is a name or a rule. With
+    `method` is a name, an address such as `path/to/file.py:Class`, or a method made ready. `training` overrides the
+    scenario's settings, `settings` are the method's own; `merge` is a name or a rule. With
     `alone=True` the same clients are also trained by themselves, as long and with the same settings, for the gain over
     alone; a finished run of `local` may be given instead. With `out` the run is kept in a directory as it goes, and can
     be resumed from there.
@@ -183,6 +188,7 @@ def run(
     >>> len(result.rows)                            # 8 clients, 2 rounds, 2 read-outs, 2 splits
     64
     """
+    check_no_file_is_loading()
     if not isinstance(scenario, Scenario):
         raise TypeError(f"a run is of a Scenario, not of a {type(scenario).__name__}; see fedquilt.scenarios.build")
     made = make_method(method, settings)

@@ -20,12 +20,13 @@ from fedquilt.checkpoint import Damaged
 from fedquilt.client import ModelBuilder, Split
 from fedquilt.federation import Federation
 from fedquilt.methods import METHODS, Method
+from fedquilt.methods.find import address_of, class_at, registered
 from fedquilt.readouts import named
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.own import split_address
 from fedquilt.sharing import MERGES, Rule, pick
 from fedquilt.training.settings import Training
-from fedquilt.trust import module_of
+from fedquilt.trust import Untrusted, module_of
 from fedquilt.values import python
 
 FORMAT = 2
@@ -77,6 +78,7 @@ def identity(settings: Mapping[str, Any]) -> str:
 
 def check_can_be_kept(federation: Federation) -> None:
     """Refuse, before any work is done, what could not be built again from text."""
+    method_to(federation.method)
     for readout in federation.readouts:
         if named(readout.name) != readout:
             raise ValueError(
@@ -89,27 +91,54 @@ def check_can_be_kept(federation: Federation) -> None:
 
 
 def method_to(method: Method) -> dict[str, Any]:
-    """A method as its name and settings, and where its code is unless it is one of the library's."""
-    settings = {f.name: getattr(method, f.name) for f in fields(method)}
+    """A method as its name and settings; unless it is the library's, with its package or with where its class is."""
+    settings = {f.name: getattr(method, f.name) for f in fields(method) if f.init}
     usual = {f.name for f in fields(method) if f.default is None and f.default is not MISSING}
     kept = {name: plain(value) for name, value in settings.items() if value is not None or name not in usual}
     text: dict[str, Any] = {"name": method.name, "settings": kept}
-    if METHODS.get(method.name) is not type(method):
-        text["class"] = f"{type(method).__module__}:{type(method).__qualname__}"
-    return text
+    if METHODS.get(method.name) is type(method):
+        return text
+    brought = registered().get(method.name)
+    if brought is not None and brought.load() is type(method):
+        return text | {"package": brought.package}
+    return text | {"class": address_of(type(method))}
 
 
 def method_from(text: Mapping[str, Any], trust: bool = False) -> Method:
-    """The method that `method_to` described; one that is not the library's only if `fedquilt.trust` allows it.
+    """The method that `method_to` described; one of the user's own only if `fedquilt.trust` allows it.
 
     >>> from fedquilt.methods import FedPer
     >>> method_from(method_to(FedPer(personal=2)))
     FedPer(personal=2)
     """
-    kind = _find(text["class"], trust) if "class" in text else METHODS.get(text["name"])
-    if not (isinstance(kind, type) and issubclass(kind, Method)):
-        raise Damaged(f"the run's method '{text.get('class', text['name'])}' is not known to this version of fedquilt")
-    return kind(**values_of(text.get("settings", {})))
+    kind, settings = _method_class(text, trust), values_of(text.get("settings", {}))
+    gone = sorted(settings.keys() - {f.name for f in fields(kind) if f.init})
+    if gone:
+        raise Damaged(f"the run's method '{text['name']}' had a setting '{gone[0]}', which it has no more; put it back")
+    return kind(**settings)
+
+
+def _method_class(text: Mapping[str, Any], trust: bool) -> type[Method]:
+    """The class of the method that a text describes."""
+    name = text["name"]
+    if "class" in text:
+        try:
+            return class_at(str(text["class"]), trust)
+        except Untrusted:
+            raise
+        except (ValueError, OSError) as error:
+            raise Damaged(f"the run's method '{name}' is not to be had here: {error}") from error
+    if "package" in text:
+        brought = registered().get(name)
+        if brought is None or brought.package != text["package"]:
+            raise Damaged(
+                f"the run's method '{name}' is of the package '{text['package']}', which does not bring it along here; "
+                "install the package, in the version that the run was made with"
+            )
+        return brought.load()
+    if name not in METHODS:
+        raise Damaged(f"the run's method '{name}' is not known to this version of fedquilt")
+    return METHODS[name]
 
 
 def training_from(text: Mapping[str, Any]) -> Training:
@@ -234,9 +263,11 @@ def named_code(federation: Federation) -> tuple[list[Path], list[str]]:
     changed = (change.model for client in clients for change in client.changes.values() if change.model is not None)
     builders = {id(builder): builder for builder in (*(client.model for client in clients), *changed)}
     addresses = [builder_to_text(builder).get("address", "") for builder in builders.values()]
-    addresses.append(method_to(federation.method).get("class", ""))
-    modules = {address.partition(":")[0] for address in addresses} - {"", "__main__"}
-    return [] if place is None else [place[0]], sorted(modules)
+    own = method_to(federation.method).get("class", "")
+    source = own.rpartition(":")[0]
+    modules = {address.partition(":")[0] for address in addresses} | ({source} if not source.endswith(".py") else set())
+    files = [*([] if place is None else [place[0]]), *([Path(source)] if source.endswith(".py") else [])]
+    return files, sorted(modules - {"", "__main__"})
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

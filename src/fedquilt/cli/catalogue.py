@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
@@ -37,10 +38,21 @@ def entries(known: Iterable[tuple[str, Callable[..., Any]]], with_settings: bool
 
 
 def methods() -> list[Entry]:
-    """Every method and its settings."""
-    from fedquilt.methods import METHODS
+    """Every method, in families, with its paper and its settings; then those of installed packages."""
+    from fedquilt.methods import FAMILIES
+    from fedquilt.methods.find import registered
 
-    return entries(METHODS.items())
+    found: list[Entry] = []
+    for family, kinds in FAMILIES.items():
+        for entry, paper in zip(entries((kind.name, kind) for kind in kinds), kinds.values(), strict=True):
+            found.append({**entry, "family": family, "paper": paper})
+    for name, brought in registered().items():
+        try:
+            (entry,) = entries([(name, brought.load())])
+        except ValueError as error:  # one package that does not do is no reason to hide the others
+            entry = {"name": name, "about": str(error)}
+        found.append({**entry, "family": f"from the package {brought.package}", "package": brought.package})
+    return found
 
 
 def scenarios() -> list[Entry]:
@@ -90,16 +102,29 @@ def list_(kind: Kind, json: opt.AsJson = False) -> None:
     if json:
         print_json([{**entry, "settings": _plain(entry.get("settings", {}))} for entry in found])
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for entry in found:
-        text = Text(entry["about"])
-        if entry.get("settings"):
-            settings = " ".join(f"{key}={shown(value)}" for key, value in entry["settings"].items())
-            text.append(f"\n{settings}", style="dim")
-        table.add_row(Text(entry["name"]), text)
-    out.print(table)
+    width = max(len(entry["name"]) for entry in found)
+    for family, members in itertools.groupby(found, key=lambda entry: entry.get("family", "")):
+        if family:
+            out.print(Text(family, style="italic"))
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(style="bold", no_wrap=True, min_width=width)
+        table.add_column()
+        for entry in members:
+            table.add_row(Text(entry["name"]), _told(entry))
+        out.print(table)
+        if family:
+            out.print()
+
+
+def _told(entry: Entry) -> Text:
+    """What is said of one of them: a line, its paper, and its settings."""
+    text = Text(entry["about"])
+    if entry.get("paper"):
+        text.append(f" ({entry['paper']})")
+    if entry.get("settings"):
+        settings = " ".join(f"{key}={shown(value)}" for key, value in entry["settings"].items())
+        text.append(f"\n{settings}", style="dim")
+    return text
 
 
 def shown(value: Any) -> str:

@@ -71,17 +71,21 @@ def compare(
     For example: fedquilt compare digits local fedavg modfl --seeds 3. Started again after a Ctrl-C or a kill it goes on
     where it was; what is finished is not run again.
     """
+    from fedquilt.methods.find import find
+
     numbers = range(seed, seed + seeds)
     choices = Choices(rounds, settings or (), readouts, merge, device, engine, clients_at_once, evaluate_every, numbers)
     check_form(form)
-    if reference is not None and reference not in methods:
-        raise Refused(unknown(reference, methods, "method in this comparison"))
+    names = [find(method).name for method in methods]
+    reference = dict(zip(methods, names, strict=True)).get(reference or "", reference)  # as it was written above
+    if reference is not None and reference not in names:
+        raise Refused(unknown(reference, names, "method in this comparison"))
     if target is not None and not 0 < target <= 1:
         raise Refused(f"--target {target}: give an accuracy above 0 and at most 1")
     if jobs is not None and jobs < 1:
         raise Refused(f"--jobs {jobs}: give at least 1")
     opt.check_checkpoints(checkpoint_every)
-    everybody = [*methods, *([ALONE] if alone and ALONE not in methods else [])]
+    everybody = [*methods, *([ALONE] if alone and ALONE not in names else [])]
     todo = sweep(scenario, everybody, choices, sweeps or ())
     folder = to or Path("runs") / f"compare-{Path(scenario.partition(':')[0]).stem}"
     do(todo, folder, jobs, checkpoint_every, watch)
@@ -89,9 +93,9 @@ def compare(
     kept = [job for job in todo if job.variant == chosen[job.name].variant]
     write_list(folder, kept)
     table = compared(
-        {name: [folder / job.folder for job in kept if job.name == name] for name in methods},
+        {name: [folder / job.folder for job in kept if job.name == name] for name in names},
         [folder / job.folder for job in kept if job.name == ALONE] if alone else [],
-        reference or default_reference(methods),
+        reference or default_reference(names),
         target,
     )
     swept = [choice for choice in chosen.values() if choice.among > 1]

@@ -32,6 +32,7 @@ class Job:
     readouts: tuple[str, ...]
     merge: dict[str, Any]
     evaluate_every: int
+    code: str = ""  # a checksum of a method of the user's own, whose results are not those of its code of yesterday
     label: str = field(default="", compare=False)
     hardware: dict[str, Any] = field(default_factory=dict, compare=False)  # device, engine, clients at once
 
@@ -44,7 +45,7 @@ class Job:
     def variant(self) -> str:
         """A checksum of everything that decides results but the seed."""
         decisive = asdict(self)
-        for key in ("seed", "label", "hardware"):
+        for key in ("seed", "label", "hardware", *(() if self.code else ("code",))):
             del decisive[key]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -67,10 +68,11 @@ class Job:
         from fedquilt.run import resume, run
         from fedquilt.runfile import method_from, rule_from
 
+        method = method_from(self.method, trust=True)  # the user named it, on the command line
         if (out / "run.toml").is_file():
             return resume(out, scenario, callbacks)
         return run(
-            scenario, method_from(self.method), seed=self.seed, readouts=self.readouts, merge=rule_from(self.merge),
+            scenario, method, seed=self.seed, readouts=self.readouts, merge=rule_from(self.merge),
             evaluate_every=self.evaluate_every, alone=False, callbacks=callbacks, out=out,
             checkpoint_every=checkpoint_every, **self.hardware,
         )  # fmt: skip
@@ -78,6 +80,7 @@ class Job:
 
 def jobs_of(order: Order, seeds: Sequence[int], label: str = "") -> list[Job]:
     """The runs that an order amounts to, seed by seed."""
+    from fedquilt.modelcode import method_code
     from fedquilt.runfile import method_to, plain, rule_to
 
     choices = order.choices
@@ -85,8 +88,8 @@ def jobs_of(order: Order, seeds: Sequence[int], label: str = "") -> list[Job]:
     return [
         Job(
             order.source.address, plain(order.scenario_settings), plain(order.training), method_to(method), seed,
-            tuple(readout.name for readout in order.readouts), rule_to(order.rule), choices.evaluate_every, label,
-            hardware,
+            tuple(readout.name for readout in order.readouts), rule_to(order.rule), choices.evaluate_every,
+            method_code(method), label, hardware,
         )
         for seed in seeds
         for method in order.methods

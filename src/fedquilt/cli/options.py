@@ -11,8 +11,12 @@ from fedquilt.cli.speak import Refused
 Scenario = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A name (fedquilt list scenarios), or path/to/file.py:function.")
 ]
-MethodName = Annotated[str, typer.Argument(metavar="METHOD", help="A name (fedquilt list methods).")]
-Methods = Annotated[list[str], typer.Argument(metavar="METHOD...", help="Names (fedquilt list methods).")]
+MethodName = Annotated[
+    str, typer.Argument(metavar="METHOD", help="A name (fedquilt list methods), or path/to/file.py:Class.")
+]
+Methods = Annotated[
+    list[str], typer.Argument(metavar="METHOD...", help="Names (fedquilt list methods), or path/to/file.py:Class.")
+]
 Rounds = Annotated[
     int | None, typer.Option("--rounds", "-r", metavar="N", help="Rounds; the scenario says how many otherwise.")
 ]

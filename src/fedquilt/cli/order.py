@@ -64,17 +64,18 @@ class Order:
 
 def take_order(scenario: str, methods: Sequence[str], choices: Choices) -> Order:
     """Check everything the user wrote; the first thing that is wrong is refused with a sentence."""
-    from fedquilt.methods import METHODS
+    from fedquilt.methods.find import find as find_method
     from fedquilt.run import make_method, make_readouts
     from fedquilt.sharing import MERGES
     from fedquilt.training.settings import Training
 
-    for name in methods:
-        if name not in METHODS:
-            raise Refused(unknown(name, METHODS, "method"))
-    twice = [name for at, name in enumerate(methods) if name in methods[:at]]
+    kinds = [find_method(word) for word in methods]
+    names = [kind.name for kind in kinds]
+    twice = [at for at, name in enumerate(names) if name in names[:at]]
+    if twice and kinds[twice[0]] is kinds[names.index(names[twice[0]])]:
+        raise Refused(f"the method '{names[twice[0]]}' is named twice; once is enough")
     if twice:
-        raise Refused(f"the method '{twice[0]}' is named twice; once is enough")
+        raise Refused(f"two methods are called '{names[twice[0]]}'; give one of them another name")
     if choices.merge not in MERGES:
         raise Refused(unknown(choices.merge, MERGES, "merge"))
     check_hardware(choices)
@@ -85,8 +86,8 @@ def take_order(scenario: str, methods: Sequence[str], choices: Choices) -> Order
         "merge": shelf_of(MERGES[choices.merge]),
     }
     rounds, words = _rounds(choices, shelves["training"])
-    own = {name: shelf_of(METHODS[name]) for name in methods}
-    placed = route(words, {**shelves, **own}, methods)
+    own = {kind.name: shelf_of(kind) for kind in kinds}
+    placed = route(words, {**shelves, **own}, names)
     if rounds is not None:
         placed["training"]["rounds"] = rounds
         if "rounds" in shelves["scenario"].hints:  # a scenario whose data are a stream over the rounds
@@ -96,7 +97,7 @@ def take_order(scenario: str, methods: Sequence[str], choices: Choices) -> Order
             Training().but({key: value})
     return Order(
         source,
-        tuple(make_method(name, placed[name]) for name in methods),
+        tuple(make_method(word, placed[name]) for word, name in zip(methods, names, strict=True)),
         placed["scenario"],
         placed["training"],
         make_readouts(_words(choices.readouts) or ("received", "adapted")),

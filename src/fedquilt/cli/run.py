@@ -59,12 +59,12 @@ def run(
     choices = Choices(rounds, settings or (), readouts, merge, device, engine, clients_at_once, evaluate_every, (seed,))
     order = take_order(scenario, [method], choices)
     opt.check_checkpoints(checkpoint_every)
-    made = order.scenario(seed)
-    folder = (out_dir or fresh_folder(made.name, method)) if keep else None
-    more = trackers(track, folder, f"{made.name} {method} seed {seed}")
+    made, name = order.scenario(seed), order.methods[0].name
+    folder = (out_dir or fresh_folder(made.name, name)) if keep else None
+    more = trackers(track, folder, f"{made.name} {name} seed {seed}")
     kept: dict[str, Any] = {"alone": alone, "out": folder, "checkpoint_every": checkpoint_every}
     with watched(watch, folder), Board() as board:
-        outcome = board.run(order, made, order.methods[0], seed, method, also=more, **kept)
+        outcome = board.run(order, made, order.methods[0], seed, name, also=more, **kept)
     tell(outcome, folder, quilt, json)
 
 

@@ -1,4 +1,4 @@
-"""The methods, by name."""
+"""The methods, by name and in families."""
 
 from fedquilt.methods.base import Heard, Method, State
 from fedquilt.methods.ditto import Ditto
@@ -16,30 +16,33 @@ from fedquilt.methods.perfedavg import PerFedAvg
 from fedquilt.methods.scaffold import Scaffold
 from fedquilt.methods.score_sharing import ScoreSharing
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        Local,
-        FedAvg,
-        FedProx,
-        FedAvgM,
-        FedAdagrad,
-        FedAdam,
-        FedYogi,
-        Scaffold,
-        FedPer,
-        FedRep,
-        Ditto,
-        PerFedAvg,
-        IFCA,
-        ModFL,
-        FedDL,
-        FedMN,
-        ScoreSharing,
-    )
+# by what they do to one model for all; each with the paper it is from
+FAMILIES: dict[str, dict[type[Method], str]] = {
+    "alone": {Local: ""},
+    "server side: one model for all": {
+        FedAvg: "McMahan et al. 2017",
+        FedProx: "Li et al. 2020",
+        FedAvgM: "Hsu et al. 2019",
+        FedAdagrad: "Reddi et al. 2021",
+        FedAdam: "Reddi et al. 2021",
+        FedYogi: "Reddi et al. 2021",
+        Scaffold: "Karimireddy et al. 2020",
+    },
+    "twin: a model of one's own beside the shared one": {Ditto: "Li et al. 2021"},
+    "cuts: a part of the model stays home": {FedPer: "Arivazhagan et al. 2019", FedRep: "Collins et al. 2021"},
+    "meta: a start from which clients go on by themselves": {PerFedAvg: "Fallah et al. 2020"},
+    "groups: one model for each group of clients": {IFCA: "Ghosh et al. 2020"},
+    "systems: unlike sensors, layers, blocks and labels": {
+        ModFL: "Liang et al. 2022",
+        FedDL: "Tu et al. 2021",
+        FedMN: "Wang et al. 2022",
+        ScoreSharing: "Gudur et al. 2020",
+    },
 }
+METHODS: dict[str, type[Method]] = {method.name: method for family in FAMILIES.values() for method in family}
 
 __all__ = [
+    "FAMILIES",
     "IFCA",
     "METHODS",
     "Ditto",
