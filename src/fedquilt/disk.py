@@ -49,11 +49,10 @@ from fedquilt.runfile import (
     describe,
     fingerprint,
     identity,
+    method_from,
     named_code,
     to_toml,
 )
-from fedquilt.runfile import method_from as method_from
-from fedquilt.runfile import method_to as method_to
 from fedquilt.scenarios.own import load_file as load_own_file
 from fedquilt.scenarios.own import split_address
 from fedquilt.seals import NAME as CHECKSUMS

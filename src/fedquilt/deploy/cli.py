@@ -109,7 +109,9 @@ def client(
 @deploy_app.command()
 def run(
     scenario: Annotated[str | None, typer.Argument(metavar="SCENARIO", help="As in federation.toml.")] = None,
-    method: Annotated[str | None, typer.Argument(metavar="METHOD", help="See fedquilt list methods.")] = None,
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="See fedquilt list methods; or path/to/file.py:Class.")
+    ] = None,
     folder: Where = Path("."),
     rounds: Annotated[int | None, typer.Option("--rounds", "-r", metavar="N", help="How many rounds.")] = None,
     seed: Annotated[int, typer.Option("--seed", "-s", metavar="N", help="Everything random follows from it.")] = 0,
@@ -173,18 +175,18 @@ def choose(method: str, merge: str, settings: list[str] | tuple[()]) -> dict[str
     """The user's settings, each for the part that knows its name: the method, training or the merge."""
     from fedquilt.cli.settings import route, shelf_of
     from fedquilt.cli.speak import Refused
-    from fedquilt.methods import METHODS
+    from fedquilt.methods.find import find
     from fedquilt.names import unknown
     from fedquilt.sharing import MERGES
     from fedquilt.training.settings import Training
 
-    for name, known, what in ((method, METHODS, "method"), (merge, MERGES, "merge")):
-        if name not in known:
-            raise Refused(unknown(name, known, what))
-    shelves = {"training": shelf_of(Training), "merge": shelf_of(MERGES[merge]), method: shelf_of(METHODS[method])}
-    placed = route(settings, shelves, [method])
+    kind = find(method)
+    if merge not in MERGES:
+        raise Refused(unknown(merge, MERGES, "merge"))
+    shelves = {"training": shelf_of(Training), "merge": shelf_of(MERGES[merge]), kind.name: shelf_of(kind)}
+    placed = route(settings, shelves, [kind.name])
     return {
-        "settings": placed[method],
+        "settings": placed[kind.name],
         "training": placed["training"],
         "merge": {"name": merge, **placed["merge"]},
     }

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedquilt.client import Split, as_split
 from fedquilt.deploy.letters import LOOK, Arrays, Text, read_down, read_terms, write_member, write_up
-from fedquilt.deploy.node_client import load_client
+from fedquilt.deploy.node_client import allowed_methods, load_client
 from fedquilt.deploy.node_state import LostState, NodeState
 from fedquilt.deploy.project import Node, plain_name, write_atomically
 from fedquilt.deploy.wire import REASONS, Refused, pack, unpack
@@ -39,6 +39,7 @@ class Device:
     def __init__(self, folder: Path, data: Path) -> None:
         self.node = Node.read(folder)
         self.client = load_client(self.node, data)
+        self.allowed = allowed_methods(self.node)
         self.common = _public(folder / "common.npz")
         self.public_test = _public(folder / "public_test.npz")
 
@@ -53,14 +54,14 @@ class Device:
             answer, said = self._hello(text) if text["kind"] == "hello" else self._round(arrays, text)
             return pack(answer, said | echo)
         except LostState:
-            code = "lost-state"
+            refused = Refused("lost-state")
         except Refused as refusal:
-            code = refusal.code
+            refused = refusal
         except Exception:
             traceback.print_exc()
-            code = "failed"
-        print(f"no update was made: {REASONS[code]}", file=sys.stderr, flush=True)
-        return pack({}, {"code": code} | echo)
+            refused = Refused("failed")
+        print(f"no update was made: {refused}", file=sys.stderr, flush=True)
+        return pack({}, {"code": refused.code} | echo)
 
     def _hello(self, text: Mapping[str, Any]) -> tuple[Arrays, Text]:
         """What the client declares: who it is, what its model is cut into, and how it will change. Never data."""
@@ -116,7 +117,7 @@ class Device:
         write_atomically(folder / f"{run}.safetensors", save(arrays))
 
     def _terms(self, text: Mapping[str, Any]) -> Terms:
-        return read_terms(text["terms"], self.common, self.public_test)
+        return read_terms(text["terms"], self.common, self.public_test, self.allowed)
 
     def _fleet(self, terms: Terms, number: int) -> Fleet:
         return Fleet([self.client], terms, "cpu", "sequential", numbers=[number])

@@ -17,10 +17,11 @@ from fedquilt.deploy.node_client import builder
 from fedquilt.deploy.post import Post
 from fedquilt.deploy.project import Project
 from fedquilt.deploy.records import Records
-from fedquilt.deploy.remote import Exchange, RemoteFederation, shadow
+from fedquilt.deploy.remote import FROM_DEVICES, Exchange, RemoteFederation, shadow
 from fedquilt.deploy.wire import REASONS, Refused, pack, unpack
 from fedquilt.disk import METRICS, TRAFFIC
 from fedquilt.fleet import Terms
+from fedquilt.methods.find import source_of
 from fedquilt.run import Run, make_method, make_readouts
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import pick
@@ -28,6 +29,7 @@ from fedquilt.training.settings import Training
 
 Declarations = dict[str, dict[str, Any]]
 DEFAULT_READOUTS = ("received", "adapted")
+_FOR_GOOD = ("unknown-method", "other-code")  # until its owner changes something and starts the device again
 
 
 def lead(project: Project, spec: Mapping[str, Any], post: Post) -> dict[str, Any]:
@@ -75,16 +77,23 @@ def declare(project: Project, spec: Mapping[str, Any], post: Post) -> Declaratio
     end = time.monotonic() + project.rounds.timeout
     waiting = set(project.clients)
     declared: Declarations = {}
+    refusing: dict[str, str] = {}
     while waiting:
         there = post.reachable() & waiting
         if there:
-            declared |= _hello(project, spec, post, sorted(there))
-            waiting -= set(declared)
+            declared |= _hello(project, spec, post, sorted(there), refusing)
+            waiting -= {*declared, *refusing}
         if time.monotonic() > end:
             break
         if waiting:
             time.sleep(0.5)
     needed = max(1, round(project.rounds.quorum * len(project.clients)))
+    if len(declared) < needed and refusing and not waiting:
+        name, reason = next(iter(refusing.items()))
+        raise ValueError(
+            f"{len(refusing)} of {len(project.clients)} clients do not take part in this run, as client '{name}': "
+            f"{reason}"
+        )
     if len(declared) < needed:
         raise TimeoutError(
             f"{len(declared)} of {len(project.clients)} clients are there after {project.rounds.timeout:.0f} s, "
@@ -93,7 +102,10 @@ def declare(project: Project, spec: Mapping[str, Any], post: Post) -> Declaratio
     return {name: declared[name] for name in project.clients if name in declared}
 
 
-def _hello(project: Project, spec: Mapping[str, Any], post: Post, names: list[str]) -> Declarations:
+def _hello(
+    project: Project, spec: Mapping[str, Any], post: Post, names: list[str], refusing: dict[str, str]
+) -> Declarations:
+    """What clients declare; in `refusing` goes who will not take part, however often it is asked, and why."""
     terms = write_terms(make_terms(project, spec))
     tokens = {name: secrets.token_hex(16) for name in names}
     letters = {name: pack({}, {"kind": "hello", "token": tokens[name], "terms": terms}) for name in names}
@@ -103,14 +115,18 @@ def _hello(project: Project, spec: Mapping[str, Any], post: Post, names: list[st
             if answer.code or not answer.content:
                 raise Refused(answer.code or "failed")
             _, text = unpack(answer.content)
-            if text.get("token") != tokens[answer.client] or text.get("code"):
+            if text.get("token") != tokens[answer.client]:
                 raise Refused("failed")
+            if text.get("code"):
+                raise Refused(text["code"] if text["code"] in FROM_DEVICES else "failed")
             member = read_member(text["member"])
             if member.name != answer.client:
                 raise Refused("unknown-client")
             found[answer.client] = {"member": text["member"], "changes": dict(text["changes"])}
         except (Refused, KeyError, TypeError, ValueError, AttributeError) as problem:
             reason = str(problem) if isinstance(problem, Refused) else REASONS["unreadable"]
+            if isinstance(problem, Refused) and problem.code in _FOR_GOOD:
+                refusing[answer.client] = reason
             print(f"client '{answer.client}' is not in this run: {reason}", flush=True)
     return found
 
@@ -121,6 +137,11 @@ def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
     if spec.get("rounds"):
         training = training.but({"rounds": spec["rounds"]})
     method = make_method(spec["method"], plain(spec.get("settings", {})))
+    if "source" in spec and source_of(type(method)) != spec["source"]:
+        raise ValueError(
+            f"the code of the method '{method.name}' is not that which the run {spec['run']} was begun with; put it "
+            "back, or start a new run"
+        )
     common, public_test = (_held(project, file) for file in (project.terms.common, project.terms.public_test))
     return Terms(method, training, project.terms.classes, spec.get("seed", 0), common, public_test)
 

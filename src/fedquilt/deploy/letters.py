@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedquilt.deploy.node_client import Allowed
 from fedquilt.deploy.wire import Refused, check_values, grow, shrink
-from fedquilt.disk import method_from, method_to
 from fedquilt.fleet import Terms
 from fedquilt.messages import Block, Down, Member, Up
+from fedquilt.methods import METHODS, Method
+from fedquilt.methods.find import address_of, source_of
+from fedquilt.runfile import method_to, values_of
 from fedquilt.training.settings import Training
 
 Arrays = dict[str, NDArray[Any]]
@@ -127,24 +131,48 @@ def agree(answers: Mapping[int, tuple[dict[str, Tensor], dict[str, Tensor]]]) ->
 
 
 def write_terms(terms: Terms) -> Text:
-    """What everyone agrees on, as text; the samples the server holds are named by `common_of` instead."""
+    """What everyone agrees on, as text; the samples the server holds are named by `common_of` instead.
+
+    A method that is not the library's is named by its address (a file without its folder, which is nobody's business)
+    and a checksum of its source.
+    """
+    kind, method = type(terms.method), method_to(terms.method)
+    if METHODS.get(terms.method.name) is not kind:
+        source, _, name = address_of(kind).rpartition(":")
+        where = Path(source).name if source.endswith(".py") else source
+        told = {"name": method["name"], "settings": method["settings"]}
+        method = told | {"class": f"{where}:{name}", "source": source_of(kind)}
     return {
-        "method": method_to(terms.method),
+        "method": method,
         "training": asdict(terms.training),
         "classes": terms.classes,
         "seed": terms.seed,
     }
 
 
-def read_terms(text: Mapping[str, Any], common: Any, public_test: Any) -> Terms:
-    """The terms that `write_terms` wrote, with the public samples that the device holds.
-
-    A device runs the methods of its own library, by their names; code that a server names is not looked for.
-    """
-    if "class" in text["method"]:
-        raise Refused("unknown-method")
+def read_terms(text: Mapping[str, Any], common: Any, public_test: Any, allowed: Allowed) -> Terms:
+    """The terms that `write_terms` wrote, with the public samples that the device holds."""
     training = Training(**plain(text["training"]))
-    return Terms(method_from(text["method"]), training, text["classes"], text["seed"], common, public_test)
+    method = read_method(text["method"], allowed)
+    return Terms(method, training, text["classes"], text["seed"], common, public_test)
+
+
+def read_method(text: Mapping[str, Any], allowed: Allowed) -> Method:
+    """The method that a letter names: of the device's own library, or one that its owner allowed.
+
+    Code that a server names is not looked for. An allowed method must be the very code that the server has.
+    """
+    shown = ascii(str(text.get("class", text["name"])))[:100]
+    if "class" in text:
+        found = allowed.get(str(text["class"]).rpartition(":")[2], ())
+        kinds = [kind for kind, source in found if source == text.get("source")]
+        if found and not kinds:
+            raise Refused("other-code", shown)
+    else:
+        kinds = [METHODS[text["name"]]] if text["name"] in METHODS else []
+    if not kinds:
+        raise Refused("unknown-method", shown)
+    return kinds[0](**values_of(text["settings"]))
 
 
 def write_member(member: Member) -> Text:

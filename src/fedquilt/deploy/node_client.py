@@ -1,8 +1,11 @@
-"""A device's client: its folder and its data file, as the `Client` that every method works with."""
+"""A device's client: its folder and its data file, as the `Client` that every method works with.
+
+Beside the library's methods a device runs those that its owner allowed in `client.toml`, each by its address.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -13,7 +16,11 @@ from torch import nn
 
 from fedquilt.client import Change, Client
 from fedquilt.data.npz import NotArrays, read_arrays
-from fedquilt.deploy.project import Node
+from fedquilt.deploy.project import CLIENT, Node
+from fedquilt.methods import Method
+from fedquilt.methods.find import class_at, source_of
+
+Allowed = Mapping[str, Sequence[tuple[type[Method], str]]]  # by a class's name: such classes, checksums of their source
 
 
 def load_client(node: Node, data: Path) -> Client:
@@ -59,6 +66,18 @@ def _change(node: Node, start: int, train: tuple[Any, Any] | None) -> Change:
         labels=None if labels is None else tuple(labels),
         train=train,
     )
+
+
+def allowed_methods(node: Node) -> Allowed:
+    """The methods beside the library's that a device may run; files are looked for in its folder."""
+    found: dict[str, list[tuple[type[Method], str]]] = {}
+    for address in node.allow:
+        try:
+            kind = class_at(str(node.folder / address) if ".py:" in f"{address}:" else address)
+            found.setdefault(kind.__qualname__, []).append((kind, source_of(kind)))
+        except (ValueError, OSError) as error:
+            raise ValueError(f"client '{node.name}': {CLIENT} allows the method '{address}', but {error}") from error
+    return found
 
 
 def builder(folder: Path, reference: Mapping[str, Any], client: str) -> Callable[[], nn.Module]:

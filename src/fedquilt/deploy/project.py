@@ -198,6 +198,7 @@ class Node:
     labels: tuple[int, ...] | None
     model: Mapping[str, Any]
     changes: Mapping[str, Mapping[str, Any]]
+    allow: tuple[str, ...] = ()  # addresses of methods beside the library's that the device's owner lets it run
 
     @staticmethod
     def read(folder: Path) -> Node:
@@ -212,7 +213,9 @@ class Node:
         missing = [key for key in ("name", "host", "port", "model") if key not in content]
         if missing:
             raise ValueError(f"{path}: '{missing[0]}' is missing")
-        labels = content.get("labels")
+        labels, allow = content.get("labels"), content.get("methods", {}).get("allow", [])
+        if not isinstance(allow, list) or not all(isinstance(address, str) for address in allow):
+            raise ValueError(f'{path}, table [methods]: write allow = ["file.py:Class", "package.module:Class"]')
         return Node(
             folder=folder.resolve(),
             name=content["name"],
@@ -224,6 +227,7 @@ class Node:
             labels=None if labels is None else tuple(labels),
             model=content["model"],
             changes=content.get("changes", {}),
+            allow=tuple(allow),
         )
 
     @property
@@ -233,8 +237,9 @@ class Node:
 
     def write(self) -> None:
         """Writes `client.toml`."""
-        content = {key: value for key, value in asdict(self).items() if key != "folder" and value is not None}
-        write_toml(self.folder / CLIENT, content)
+        apart = ("folder", "allow")
+        content = {key: value for key, value in asdict(self).items() if key not in apart and value is not None}
+        write_toml(self.folder / CLIENT, content | ({"methods": {"allow": self.allow}} if self.allow else {}))
 
 
 def warning(tls: bool, authentication: bool) -> str | None:

@@ -32,7 +32,7 @@ from fedquilt.scenario import Scenario
 from fedquilt.sharing import Rule, mean
 from fedquilt.steps import Send
 
-FROM_DEVICES = ("failed", "lost-state", "unreadable", "wrong-version", "unknown-method", "bad-letter")
+FROM_DEVICES = ("failed", "lost-state", "unreadable", "wrong-version", "unknown-method", "other-code", "bad-letter")
 Answers = dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]]
 Counts = Mapping[str, Mapping[str, list[list[int]]]]
 

@@ -17,6 +17,8 @@ from fedquilt.deploy.operator import Operator
 from fedquilt.deploy.processes import Failed
 from fedquilt.deploy.project import Project, write_atomically
 from fedquilt.deploy.records import CHECKPOINT, LETTERS, STATUS
+from fedquilt.methods import METHODS
+from fedquilt.methods.find import address_of, find, source_of
 
 SPEC = "deploy.json"
 _APP = """\
@@ -54,12 +56,15 @@ def new_spec(project: Project, method: str, **options: Any) -> dict[str, Any]:
     """Describes a new run; a wrong method or setting is refused here, before anything is sent anywhere."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     scenario = re.sub(r"[^A-Za-z0-9._-]+", "-", project.terms.scenario).strip("-.")[:60] or "own"
-    name = f"{scenario}-{method}-{options.get('seed', 0)}-{stamp}"
+    kind = find(method)
+    name = f"{scenario}-{kind.name}-{options.get('seed', 0)}-{stamp}"
+    own = kind.name not in METHODS
     spec = {
         "run": name,
         "project": str(project.folder),
         "folder": str(project.runs / name),
-        "method": method,
+        "method": address_of(kind) if own else kind.name,  # where it is from anywhere: the run has a process of its own
+        **({"source": source_of(kind)} if own else {}),
         **{key: value for key, value in options.items() if value is not None},
     }
     make_terms(project, spec)

@@ -98,12 +98,14 @@ def heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
 
 def check(folder: Path, data: Path) -> str | None:
     """What is wrong with a client's data or model, as a sentence; None, and a line printed, when nothing is."""
-    from fedquilt.deploy.node_client import load_client
+    from fedquilt.deploy.node_client import allowed_methods, load_client
     from fedquilt.deploy.project import Node
 
     try:
-        client = load_client(Node.read(folder), data)
+        node = Node.read(folder)
+        client = load_client(node, data)
         client.model()
+        allowed_methods(node)
     except Exception as error:
         return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     print(f"client '{client.name}': {client.samples} training samples, labels {', '.join(map(str, client.labels))}")

@@ -84,6 +84,8 @@ class Registered:
             raise ValueError(f"the method '{name}' of the package '{package}' cannot be loaded ({said})") from error
         if not _is_method(kind):
             raise ValueError(f"the package '{package}' registers '{name}', but {self.entry.value} is no method")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"the package '{package}' registers '{name}'; names are of letters, digits, '-' and '_'")
         if kind.name != name:
             raise ValueError(
                 f"the package '{package}' registers '{name}', but {self.entry.value} calls itself '{kind.name}'; make "
