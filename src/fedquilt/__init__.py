@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedquilt import data, methods, models, readouts, scenarios, sharing
+    from fedquilt import authoring, data, methods, models, readouts, scenarios, sharing
     from fedquilt.client import Change, Client, Split
     from fedquilt.disk import load_model
     from fedquilt.federation import Federation
@@ -45,6 +45,7 @@ __all__ = [
     "Training",
     "Unit",
     "UnitPlan",
+    "authoring",
     "cut",
     "data",
     "load_model",
@@ -70,7 +71,7 @@ _HOMES = {
     "training.settings": ("Training",),
     "units": ("Unit", "cut"),
 }
-_PACKAGES = ("data", "methods", "models", "readouts", "scenarios", "sharing")
+_PACKAGES = ("authoring", "data", "methods", "models", "readouts", "scenarios", "sharing")
 
 
 def __getattr__(name: str) -> Any:

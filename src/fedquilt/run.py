@@ -178,10 +178,9 @@ def run(
     """Run a method on a scenario and give back what came of it.
 
     `method` is a name, an address such as `path/to/file.py:Class`, or a method made ready. `training` overrides the
-    scenario's settings, `settings` are the method's own; `merge` is a name or a rule. With
-    `alone=True` the same clients are also trained by themselves, as long and with the same settings, for the gain over
-    alone; a finished run of `local` may be given instead. With `out` the run is kept in a directory as it goes, and can
-    be resumed from there.
+    scenario's settings, `settings` are the method's own; `merge` is a name or a rule. With `alone=True` the same
+    clients are also trained by themselves, as long and with the same settings, for the gain over alone; a finished run
+    of `local` may be given instead. With `out` the run is kept in a directory as it goes, and can be resumed from it.
 
     >>> import fedquilt as fq
     >>> result = fq.run(fq.scenarios.build("digits", clients=8), "fedavg", rounds=2, engine="sequential", alone=False)

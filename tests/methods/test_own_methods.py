@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +17,8 @@ import pytest
 import fedquilt as fq
 from fedquilt.cli import main
 from fedquilt.disk import RunFolder
-from fedquilt.methods import FedAvg
-from fedquilt.methods.find import address_of, class_at, source_of
+from fedquilt.methods import METHODS, FedAvg
+from fedquilt.methods.find import OF_THE_FIELD, address_of, class_at, find, source_of
 from fedquilt.run import make_method
 from fedquilt.runfile import method_from, method_to
 from fedquilt.trust import Untrusted
@@ -200,10 +200,11 @@ def test_what_does_not_do_is_one_sentence(
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", ["fedem", "pfedme", "LG-FedAvg", "lg_fedavg", "fedproto", "clustered-fl"])
-def test_methods_of_the_field_that_are_not_here_are_known(name: str) -> None:
-    with pytest.raises(ValueError, match=f"the method '{name}' is known but not here yet; there are local, fedavg"):
-        fq.run(fq.scenarios.build("digits", clients=4), name)
+@pytest.mark.parametrize("write", [str, str.upper, lambda name: name.replace("-", "_")])
+def test_methods_of_the_field_that_are_not_here_are_known(write: Callable[[str], str]) -> None:
+    for name in [write(name) for name in OF_THE_FIELD if name not in METHODS]:
+        with pytest.raises(ValueError, match=f"the method '{name}' is known but not here yet; there are local, fedavg"):
+            find(name)
 
 
 # --- in Python ------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ GROUP = "fedquilt.methods"
 _SOURCES: dict[type[Method], str] = {}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # it becomes a part of folders' names and of settings' keys
 # Methods that somebody may ask for by the name of their paper; those that are in METHODS are found there first.
-_OF_THE_FIELD = (
+OF_THE_FIELD = (
     "apfl", "clustered-fl", "fedala", "fedamp", "fedbabu", "fedbn", "feddf", "feddyn", "fedem", "fedfomo", "fedgen",
     "fedkd", "fedma", "fednova", "fedpac", "fedproto", "fedrod", "fedsam", "fml", "heterofl", "hypcluster", "lg-fedavg",
     "moon", "pfedhn", "pfedme",
@@ -55,7 +55,7 @@ def find(name: str) -> type[Method]:
         _check_own(kind, name)
         return kind
     known = [*METHODS, *others]
-    if _letters(name) in map(_letters, _OF_THE_FIELD) and _letters(name) not in map(_letters, known):
+    if _letters(name) in map(_letters, OF_THE_FIELD) and _letters(name) not in map(_letters, known):
         raise ValueError(f"the method '{name}' is known but not here yet; there are {', '.join(known)}")
     raise ValueError(unknown(name, known, "method"))
 
