@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedquilt as fq
-from fedquilt.cli import main
+from fedquilt.cli import catalogue, main
 from fedquilt.methods import METHODS
 from fedquilt.methods.find import find
 from fedquilt.runfile import method_from, method_to
@@ -92,8 +92,11 @@ def test_a_name_that_there_is_already_is_refused(install: Install, name: str, ho
         "left out: use it by its address, other_methods:Halfway, or give it another name"
     )
     with pytest.warns(UserWarning, match=f"^{sentence}$"):
-        found = find(name)
-    assert found.__module__ == ("all_methods" if name == "halfway" else "fedquilt.methods.fedavg")
+        listed = catalogue.methods()
+    assert [entry["package"] for entry in listed if "package" in entry] == ["all-methods"]
+    with pytest.warns(UserWarning, match=f"^{sentence}$"):
+        assert find("halfway").__module__ == "all_methods"
+    assert find("fedavg") is METHODS["fedavg"]
 
 
 @pytest.mark.parametrize(

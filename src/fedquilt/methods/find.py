@@ -45,9 +45,9 @@ def find(name: str) -> type[Method]:
     ...
     ValueError: there is no method 'fedpr'; did you mean 'fedper'?
     """
-    others = registered()  # also for a name of the library's own, so that a package that wants it too is told of
     if name in METHODS:
         return METHODS[name]
+    others = registered()  # which reads a file of every installed package
     if name in others:
         return others[name].load()
     if name.endswith(".py") or ":" in name:
