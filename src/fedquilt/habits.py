@@ -110,7 +110,9 @@ def habits_of(module: nn.Module, x: Tensor, y: Tensor) -> Habits:
             "copies have in common: it depends on something outside of itself (a global counter, the clock, another "
             "generator); keep that in a buffer"
         )
-    constant = frozenset(name for name, _ in module.named_buffers() if name not in first.written)
+    # Of a part that did not run (a router, say, that only a method calls) nobody knows what it writes.
+    known = (name for name, _ in module.named_buffers() if name.rpartition(".")[0] in first.ran)
+    constant = frozenset(name for name in known if name not in first.written)
     after = attributes(tried)
     keeps = tuple(name for name in before | after if before.get(name) != after.get(name))
     return Habits(constant, keeps, first.draws, _mixes(module, x), first.guesses)
@@ -147,26 +149,36 @@ class _Pass:
 
     def __init__(self, tried: nn.Module, x: Tensor, y: Tensor) -> None:
         tried.train()
+        # what holds several models runs each of them
+        runs: list[dict[str, str]] = getattr(tried, "fedquilt_runs", [{}])
         was = dict(tried.named_buffers())
+        self.ran: set[str] = set()
+        watching = [
+            part.register_forward_pre_hook(lambda *_, path=path: self.ran.add(path))
+            for path, part in tried.named_modules()
+        ]
         versions, buffers = {n: b._version for n, b in was.items()}, {n: b.detach().clone() for n, b in was.items()}
         with seeded(0), _eagerly():
             python = python_draws()
-            outputs = tried(x.clone())
-            loss = F.cross_entropy(outputs, y % outputs.shape[1])
+            outputs = [tried(x.clone(), **how) for how in runs]
+            loss = torch.stack([F.cross_entropy(scores, y % scores.shape[1]) for scores in outputs]).sum()
             parameters = [p for p in tried.parameters() if p.requires_grad] if loss.requires_grad else []
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True) if parameters else ()
             self.draws = python != python_draws()
             python, here = python_draws(), torch.random.get_rng_state()
             with torch.no_grad():
-                scores = tried.eval()(x.clone())
+                tried.eval()
+                scores = [tried(x.clone(), **how) for how in runs]
             self.guesses = python != python_draws() or not torch.equal(here, torch.random.get_rng_state())
+        for watch in watching:
+            watch.remove()
         now = {name: buffer for name, buffer in tried.named_buffers(remove_duplicate=False) if name in buffers}
         self.written = {  # also where the same numbers were written
             name for name, buffer in was.items()
             if now.get(name) is not buffer or buffer._version != versions[name] or not same_bits(buffer, buffers[name])
         }  # fmt: skip
         digest = hashlib.blake2b()
-        for tensor in (outputs, scores, *now.values(), *(g for g in gradients if g is not None)):
+        for tensor in (*outputs, *scores, *now.values(), *(g for g in gradients if g is not None)):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(bits_of(tensor))
         self.found = digest.digest()

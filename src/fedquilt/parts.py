@@ -93,6 +93,11 @@ class Holding(nn.Module):
             for name, value in parts.state.items():
                 self.get_submodule(self.STATE).register_buffer(name, value.detach().clone())
 
+    @property
+    def fedquilt_runs(self) -> list[dict[str, str]]:
+        """How to run each of the models, as arguments of a call."""
+        return [{"part": name} for name, _ in self.named_children() if name != self.STATE]
+
     def forward(self, x: Tensor, part: str = "", **kwargs: object) -> Tensor:
         out: Tensor = self.get_submodule(part or self.predicts)(x, **kwargs)
         return out

@@ -254,7 +254,7 @@ def check_network(method: Method) -> bool:
     from fedquilt.deploy.lead import declare, make_federation
     from fedquilt.deploy.local import LocalPost
     from fedquilt.deploy.project import Address
-    from fedquilt.disk import method_to
+    from fedquilt.runfile import method_to
 
     scenario = small_scenario()
     simulated = _federation(scenario, method)

@@ -103,6 +103,7 @@ def test_an_answer_says_these_things_and_no_others(tmp_path: Path, scenario: Sce
         "units",
         "kinds",
         "statistics",
+        "constant",
     }
     for answer in rounds:
         arrays, text = unpack(answer)

@@ -59,7 +59,7 @@ def build(seed: int = 0, clients: int = 5, changes: bool = False) -> fq.Scenario
         )  # fmt: skip
     public = torch.randn(12, 6, generator=draw)
     labels = torch.arange(12) % 3
-    training = fq.Training(rounds=5, epochs=1, batch=6, lr=0.05, momentum=0.9, share=0.6)
+    training = fq.Training(rounds=5, epochs=1, batch=6, lr=0.2, share=0.6)
     return fq.Scenario("tiny", made, training, common=(public, labels), public_test=(public + 1, labels))
 
 

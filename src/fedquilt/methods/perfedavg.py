@@ -53,6 +53,8 @@ class PerFedAvg(FedAvg):
 
     def _meta(self, me: Learner, batch: Batch) -> Tensor:
         """A loss whose gradient is the meta-gradient, and whose value is f(w~; D')."""
+        if any(True for _ in me.model.module.buffers()):
+            me.model(batch.x)  # running statistics are those of w
         now = {name: value.detach() for name, value in me.parameters.items()}
         first, second, *third = self._losses(me, batch)
         stepped = _moved(now, grad(first)(now), -self.alpha)

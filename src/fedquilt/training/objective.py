@@ -58,8 +58,12 @@ class Model:
         return out
 
     def at(self, parameters: Mapping[str, Tensor]) -> Model:
-        """The same with other parameters; it may be differentiated with respect to them."""
-        return replace(self, values=self.values | dict(parameters))
+        """The same with other parameters; it may be differentiated with respect to them.
+
+        What the module writes to its buffers there is forgotten.
+        """
+        own = {name: self.values.get(name, buffer).clone() for name, buffer in self.module.named_buffers()}
+        return replace(self, values=self.values | own | dict(parameters))
 
     def part(self, name: str) -> Model:
         """Another of the models that a client holds."""
