@@ -33,6 +33,7 @@ class Crew:
     tables: dict[tuple[str, tuple[int, ...]], Table]  # by split and places; no places: all clients
     engines: dict[int, Engine] = field(default_factory=dict)  # by the number of the step that they train
     at_once: int = 0
+    still: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by step, the units that it does not train
     loss: Tensor | None = None  # (k,) of those who trained last, their mean over the steps of the last training
     scratch: Tensor | None = None  # on a GPU, where chosen clients train: one place, so that graphs can be replayed
     tried: bool = False  # whether the model has been seen to take these samples and labels
@@ -166,15 +167,16 @@ def scale_of(family: Family, rates: Mapping[str, Tensor], rows: Tensor) -> Tenso
 
 
 def resting_of(
-    family: Family, trained: Collection[str], rates: Mapping[str, Tensor], rows: Tensor
-) -> list[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
-    """Buffers of units that do not train: a view (k, size), a copy, and for whom the unit rests, (k,)."""
-    everybody = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-    still = {unit: rate.to(rows.device) == 0 for unit, rate in rates.items()}
-    still |= {unit.name: everybody for unit in family.layout.units if unit.name not in trained}
+    family: Family, still: Collection[str], rates: Mapping[str, Tensor], rows: Tensor
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:  # fmt: skip
+    """Buffers of units that rest: a view (k, size), a copy, and for whom the unit rests, (k,); None: for all.
+
+    These are the units that are `still` for everybody, and those that have a learning rate of 0 for somebody.
+    """
+    resting: dict[str, Tensor | None] = {unit: rate.to(rows.device) == 0 for unit, rate in rates.items()}
     return [
         (rows[:, start:stop], rows[:, start:stop].clone(), who)
-        for unit, who in still.items()
+        for unit, who in (resting | dict.fromkeys(still)).items()
         for start, stop in family.layout.ranges[unit]
         if family.layout.parameters <= start < family.layout.trained
     ]

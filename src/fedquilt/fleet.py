@@ -92,6 +92,8 @@ class Fleet:
         self.numbers = tuple(numbers) if numbers is not None else tuple(range(len(clients)))
         self.round = 0
         self.steps = terms.method.local()  # asked for once: engines are built for its objectives
+        train = [step for step in self.steps if isinstance(step, Train) and step.when != "tuning"]
+        self.passes = sum(step.epochs or terms.training.epochs for step in train if step.data == "train")
         self._starts = {start for client in clients for start in client.changes}
         self.crews: list[Crew] = []
         self.home: dict[int, tuple[int, int]] = {}
@@ -322,10 +324,10 @@ class Fleet:
         scale = scale_of(crew.family, rates, job.rows)
         job = replace(job, lr=step.lr or job.lr, scale=scale, extras=given)
         engine = crew.engines.get(number) or self._start(crew, number, job.rows, given)
-        rest = resting_of(crew.family, self._picks(crew, step), rates, job.rows)
+        rest = resting_of(crew.family, crew.still[number], rates, job.rows)
         loss = self._work(engine, crew.at_once, job)
-        for now, before, still in rest:
-            now.copy_(torch.where(still[:, None], before, now))
+        for now, before, who in rest:
+            now.copy_(before if who is None else torch.where(who[:, None], before, now))
         return loss
 
     def _start(self, crew: Crew, number: int, rows: Tensor, given: Mapping[str, Tensor]) -> Engine:
@@ -370,6 +372,7 @@ class Fleet:
         if step.epochs is not None:
             training = replace(training, epochs=step.epochs)
         picked = self._picks(crew, step)
+        crew.still[number] = tuple(unit.name for unit in layout.units if unit.name not in picked)
         trains = frozenset(name for unit in layout.units if unit.name in picked for name in unit.parameters)
         family, apart = crew.family, crew.family.habits.why if crew.family.habits.apart else ""
         return Recipe(
@@ -418,7 +421,6 @@ class Fleet:
         """What a method's client half sees of some clients; `installed`: what was received is in the rows."""
         places = crew.places(ids)
         now = down.round if down is not None else (self.round if round_ is None else round_)
-        train = [step for step in self.steps if isinstance(step, Train) and step.when != "tuning"]
 
         def tables(split: str) -> Table:
             if split != "train" and not crew.even(self.terms.classes):
@@ -434,7 +436,7 @@ class Fleet:
             rounds=self.terms.training.rounds,
             epochs=self.terms.training.epochs,
             batch=self.terms.training.batch,
-            passes=sum(step.epochs or self.terms.training.epochs for step in train if step.data == "train"),
+            passes=self.passes,
             lr=self.terms.training.rate(now),
             seed=self.terms.seed,
             classes=self.terms.classes,

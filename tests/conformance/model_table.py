@@ -49,8 +49,9 @@ class Case:
     """A model and its promise: stacked and equal to a plain loop, one by one or each client apart, said, or refused.
 
     `says` is what the warning or the refusal says. `even` is the promise for clients of one size, where it is another.
-    `by_hand` False: the model draws, so that engines are compared with the sequential one. `rounds` is 1 where a plain
-    loop would keep something in Python from one round to the next.
+    `by_hand` False: the model draws, so that engines are compared with the sequential one. `gpu` False: it does not run
+    on a GPU, or draws there from another generator. `rounds` is 1 where a plain loop would keep something in Python from
+    one round to the next.
     """
 
     build: Builder
@@ -61,6 +62,7 @@ class Case:
     even: Promise | None = None
     sizes: tuple[int, ...] = (11, 7)
     by_hand: bool = True
+    gpu: bool = True
     rounds: int = 2
     atol: float = 5e-6
 
@@ -363,7 +365,12 @@ ONE_BY_ONE: dict[str, Case] = {
     ),
     **{
         f"state outside: {kind}": Case(
-            partial(Stateful, kind), "apart", "cannot be stacked", sizes=(11, 10, 9), rounds=1
+            partial(Stateful, kind),
+            "apart",
+            "cannot be stacked",
+            sizes=(11, 10, 9),
+            rounds=1,
+            gpu=kind != "plain tensor",
         )
         for kind in ("random", "numpy", "generator", "list", "dict", "np.int64", "int", "plain tensor")
     },
@@ -455,6 +462,7 @@ DRAWING: dict[str, Case] = {
         "one by one",
         "draws random numbers",
         by_hand=False,
+        gpu=False,
     ),
 }
 

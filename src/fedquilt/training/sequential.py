@@ -78,6 +78,7 @@ class Sequential:
         seed_device(recipe.device, key, job.round)  # for what cannot be hashed; all else that is drawn has a stream
         before_drawing = generator_state(recipe.device)
         schedule = _schedule(count, recipe.training.batch, recipe.training.epochs)
+        epochs = schedule.epoch[0].to(recipe.device)
         stream = streams(np.array([key], dtype=np.uint64), job.round, recipe.training.epochs)
         order = orders(torch.from_numpy(stream), None, count)
         draw = int(stream[0, 0])
@@ -97,7 +98,7 @@ class Sequential:
                 index = index[: int(schedule.mask[0, step].sum())]
             which = index.to(recipe.device) if recipe.objective.needs_index else None
             batch = Batch(x[index].to(recipe.device), y[index].to(recipe.device), index=which)
-            me = Learner(Model(self.module), self.named, begun, extras, schedule.epoch[0, step])
+            me = Learner(Model(self.module), self.named, begun, extras, epochs[step])
             with self.interception or nullcontext(), drawing(draw + step, recipe.device):
                 loss = recipe.objective(me, batch)
             if not trained:
