@@ -5,7 +5,7 @@ In a simulation a fleet holds all clients; on a device it holds one. The code is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -286,24 +286,29 @@ class Fleet:
             rows = crew.room(len(places), self.device)
             if not (isinstance(self.steps[0], Install) and covers(crew.family, down)):
                 rows.copy_(crew.rest.take(places))  # what is received does not replace all of a row
-        view = self.view(crew, down.ids, rows, down, installed=False)
         reports: dict[str, Tensor] = {}
-        send = dict(down.send)
+        send: Mapping[str, Tensor] = down.send
+        installed = False
+
+        def seen() -> StackView:
+            return self.view(crew, down.ids, rows, down, installed=installed)
+
         for number, step in enumerate(self.steps):
             if isinstance(step, Install):
                 self.install(crew.family, rows, down)
-                view = replace(view, installed=True)
+                installed = True
             elif isinstance(step, Train):
                 if down.round >= step.from_round and step.when != "tuning":
-                    job = Job(rows, places, down.round, view.lr, home=True)
+                    job = Job(rows, places, down.round, self.terms.training.rate(down.round), home=True)
                     with naming(crew.clients, places, down.round):
-                        crew.loss = self._train(crew, number, job, view)
+                        crew.loss = self._train(crew, number, job, seen)
             elif isinstance(step, Do):
+                view = seen()
                 found = each(view, step.function, None if step.data is None else view.data(step.data))
                 reports |= {name: found.pop(name) for name in step.reports if name in found}
                 write(crew.family.layout, rows, found)
             else:
-                chosen = each(view, step.function)
+                chosen = each(seen(), step.function)
                 send = {unit: who & chosen[unit].cpu() if unit in chosen else who for unit, who in send.items()}
         if not in_place:
             crew.rest.put(places, rows)
@@ -315,14 +320,17 @@ class Fleet:
             for own, received in family.layout.pieces(rows, block.value.to(rows.device), *block.units):
                 own.copy_(received if pull is None else install(own, received, pull.to(rows.device)))
 
-    def _train(self, crew: Crew, number: int, job: Job, view: StackView) -> Tensor:
-        """Train the clients of a job, in place, by the step of a number; their mean losses, (k,)."""
+    def _train(self, crew: Crew, number: int, job: Job, seen: Callable[[], StackView]) -> Tensor:
+        """Train the clients of a job, in place, by the step of a number; their mean losses, (k,).
+
+        `seen` is what the step sees of them, where it wants to.
+        """
         step = self.steps[number]
         assert isinstance(step, Train)
-        given = each(view, step.given) if step.given is not None else {}
-        rates = each(view, step.rates) if step.rates is not None else {}
-        scale = scale_of(crew.family, rates, job.rows)
-        job = replace(job, lr=step.lr or job.lr, scale=scale, extras=given)
+        given, rates = (each(seen(), wanted) if wanted is not None else {} for wanted in (step.given, step.rates))
+        if given or rates or step.lr is not None:
+            scale = scale_of(crew.family, rates, job.rows)
+            job = replace(job, lr=step.lr or job.lr, scale=scale, extras=given)
         engine = crew.engines.get(number) or self._start(crew, number, job.rows, given)
         rest = resting_of(crew.family, crew.still[number], rates, job.rows)
         loss = self._work(engine, crew.at_once, job)
@@ -409,7 +417,7 @@ class Fleet:
         view = self.view(crew, tuple(ids), rows.clone(), None, round_)
         for number, step in enumerate(self.steps):
             if isinstance(step, Train) and step.data == "train" and step.when != "round":
-                self._train(crew, number, Job(view.rows, crew.places(tuple(ids)), round_, view.lr), view)
+                self._train(crew, number, Job(view.rows, crew.places(tuple(ids)), round_, view.lr), lambda: view)
         return view.rows
 
     # --- looking -----------------------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ class Case:
 
     `says` is what the warning or the refusal says. `even` is the promise for clients of one size, where it is another.
     `by_hand` False: the model draws, so that engines are compared with the sequential one. `gpu` False: it does not run
-    on a GPU, or draws there from another generator. `rounds` is 1 where a plain loop would keep something in Python from
-    one round to the next.
+    on a GPU, or draws there from another generator. `rounds` is 1 where a plain loop would keep something in Python
+    from one round to the next.
     """
 
     build: Builder

@@ -6,6 +6,7 @@ others than it has samples.
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,9 @@ def confusion(predicted: Tensor, truth: Tensor, mask: Tensor, classes: int) -> T
     cells, counts = cells.unique(return_counts=True)
     places = torch.stack([cells // classes**2, cells // classes % classes, cells % classes])
     shape = (len(truth), classes, classes)
-    return torch.sparse_coo_tensor(places, counts, shape, check_invariants=False, is_coalesced=True)
+    with warnings.catch_warnings():  # of being told whether to check, which some versions of PyTorch do all the same
+        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
+        return torch.sparse_coo_tensor(places, counts, shape, check_invariants=False, is_coalesced=True)
 
 
 class Margins(NamedTuple):

@@ -50,10 +50,12 @@ class Optimiser:
         As in PyTorch, a parameter that a loss does not depend on (None) rests: neither momentum nor decay moves it.
         """
         t = self.training
-        used = [at for at, gradient in enumerate(gradients) if gradient is not None]
+        # A fused operation on a GPU takes no tensors without numbers.
+        used = [at for at, gradient in enumerate(gradients) if gradient is not None and gradient.numel()]
         if not used:
             return
-        own = [g if g.is_contiguous() and not g.is_neg() else as_it_reads(g) for g in gradients if g is not None]
+        given = (gradients[at] for at in used)
+        own = [g if g.is_contiguous() and not g.is_neg() else as_it_reads(g) for g in given if g is not None]
         everything = len(used) == len(gradients)
 
         def of(tensors: list[Tensor]) -> list[Tensor]:
