@@ -196,6 +196,9 @@ IMAGES: dict[str, Case] = {
         lambda: image(nn.Conv2d(2, 3, 2), nn.MaxPool2d(3, 2, ceil_mode=True)), shape=(2, 6, 6)
     ),
     "max pool, ties": Case(lambda: image(nn.Conv2d(2, 3, 3), nn.Hardtanh(0, 0.1), nn.MaxPool2d(2)), shape=(2, 6, 6)),
+    "average pool as a function, padded": Case(
+        lambda: image(nn.Conv2d(2, 3, 3), Made(lambda m, x: F.avg_pool2d(x, 2, padding=1))), shape=(2, 6, 6)
+    ),
     "average pool, padded": Case(lambda: image(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2, padding=1)), shape=(2, 6, 6)),
     "LP pool": Case(lambda: image(nn.Conv2d(2, 3, 3), nn.Softplus(), nn.LPPool2d(2, 2)), shape=(2, 6, 6)),
     "ResNet": Case(lambda: image(nn.Conv2d(2, 3, 3), Residual(3), nn.AdaptiveAvgPool2d(1)), shape=(2, 6, 6)),

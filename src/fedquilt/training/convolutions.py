@@ -90,9 +90,12 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int,
 
 
 class _MatmulConv2d(nn.Conv2d):
+    plainly = False  # whether outputs lie in memory channel by channel, which takes a copy
+
     def forward(self, input: Tensor) -> Tensor:
         stride, pad = (self.stride[0], self.stride[1]), (int(self.padding[0]), int(self.padding[1]))
-        return _convolve(input, self.weight, self.bias, stride, pad)
+        outputs = _convolve(input, self.weight, self.bias, stride, pad)
+        return outputs.contiguous() if self.plainly else outputs
 
 
 class _MatmulConv1d(nn.Conv1d):
@@ -118,3 +121,13 @@ def swap_convolutions(module: nn.Module) -> None:
         kind: type[nn.Module] = type(layer)
         if isinstance(layer, nn.Conv1d | nn.Conv2d) and kind in (nn.Conv1d, nn.Conv2d) and _is_plain(layer):
             layer.__class__ = _MatmulConv1d if kind is nn.Conv1d else _MatmulConv2d
+
+
+def lay_plainly(module: nn.Module) -> None:
+    """Let convolutions that were swapped give outputs that lie in memory as PyTorch's own do.
+
+    On a GPU, PyTorch's pool by the mean gives wrong gradients for padded images whose channels lie last (seen in 2.11).
+    """
+    for layer in module.modules():
+        if isinstance(layer, _MatmulConv2d):
+            layer.plainly = True

@@ -24,12 +24,12 @@ class Interception(TorchFunctionMode):
     """While this holds, functions that draw give hashes. It notes what it met.
 
     `drew`: hashes were drawn; `own_generator`: something was drawn from a generator of the model's own, which is left
-    to it; `renormalised`: rows of an embedding were shrunk in place.
+    to it; `renormalised`: rows of an embedding were shrunk in place; `averaged`: images were pooled by PyTorch's mean.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.drew = self.own_generator = self.renormalised = False
+        self.drew = self.own_generator = self.renormalised = self.averaged = False
 
     def __torch_function__(
         self, func: Function, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -39,6 +39,7 @@ class Interception(TorchFunctionMode):
             with self:
                 return _INSIDE[func](*args, **kwargs)
         self.renormalised |= func is torch.embedding_renorm_
+        self.averaged |= func is F.avg_pool2d
         if func not in _HASHED:
             return func(*args, **kwargs)
         if kwargs.get("generator") is not None:

@@ -65,12 +65,14 @@ def _draws_by_length(recipe: Recipe, extras: Mapping[str, Tensor]) -> bool:
 class Manners:
     """How a model behaves: whether it `draws` by functions, to be intercepted, and the `trouble` it is in a stack.
 
-    `unused` are parameters that the loss does not depend on: they rest, also where weights decay.
+    `unused` are parameters that the loss does not depend on: they rest, also where weights decay. `averages`: it pools
+    images by PyTorch's own mean.
     """
 
     draws: bool
     trouble: str | None
     unused: frozenset[str] = frozenset()
+    averages: bool = False
 
 
 def manners_of(recipe: Recipe, extras: Mapping[str, Tensor], pads: bool) -> Manners:
@@ -88,7 +90,7 @@ def manners_of(recipe: Recipe, extras: Mapping[str, Tensor], pads: bool) -> Mann
         trouble = "it has an embedding with max_norm, which would shrink what padding looks up too"
     elif pads and (met.drew or has_dropout(module)) and _draws_by_length(recipe, extras):
         trouble = "what it draws depends on how long a batch is, and clients have unlike numbers of samples"
-    return Manners(met.drew, trouble, unused)
+    return Manners(met.drew, trouble, unused, met.averaged)
 
 
 def _unused(recipe: Recipe, module: nn.Module, loss: Tensor) -> frozenset[str]:

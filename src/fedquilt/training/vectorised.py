@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedquilt.graph import Graph, captures
 from fedquilt.memory import write_to
 from fedquilt.training.batches import Schedule, orders, streams
+from fedquilt.training.convolutions import lay_plainly
 from fedquilt.training.draws import drawing
 from fedquilt.training.dropout import has_dropout
 from fedquilt.training.engine import Constants, Job, Recipe
@@ -87,6 +88,8 @@ class Vectorised:
         if self.manners is None:
             self.manners = manners_of(self.recipe, extras, self.pads)
             self.draws |= self.manners.draws
+            if self.manners.averages:
+                lay_plainly(self.module)
         if self.manners.trouble is not None:
             raise RuntimeError(self.manners.trouble)
         return self.manners
