@@ -1,13 +1,20 @@
-"""One thread a test, a folder of markers that is nobody's, no doctests of parts whose extra is not installed."""
+"""One thread a test, a GPU only for tests that ask for it, a folder of markers that is nobody's, and no doctests of
+parts whose extra is not installed.
+"""
 
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from importlib.util import find_spec
 
 # Before torch is imported: tests fork, and a fork of a process whose OpenMP has started threads hangs at its next use.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A machine with a GPU passes the tests that a machine without one passes; `-m gpu` is for the others.
+if "gpu" not in sys.argv:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # Tests leave no trace in the folder in which the user's own runs leave markers, nor do they depend on what is there.
 if "FEDQUILT_STATE" not in os.environ:

@@ -89,7 +89,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "no run.toml": (lambda d: (d / "run.toml").unlink(), "not a run directory"),
     "run.toml is text": (lambda d: (d / "run.toml").write_text("hello"), "not TOML"),
     "another format": (lambda d: replace(d / "run.toml", "format = 2", "format = 99"), "not written by this version"),
-    "a setting was changed": (lambda d: replace(d / "run.toml", "lr = 0.05", "lr = 0.5"), "not the one"),
+    "a setting was changed": (lambda d: replace(d / "run.toml", "lr = 0.2", "lr = 0.5"), "not the one"),
     "a setting is gone": (lambda d: replace(d / "run.toml", "readouts", "rdouts"), "does not say what it should"),
     "an unknown method": (lambda d: replace(d / "run.toml", '"fedavg"', '"fedavvg"'), "not known"),
     "tensors flipped": (lambda d: flip(next((d / "checkpoint").glob("*.safetensors"))), "checksum differs"),

@@ -6,9 +6,8 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 from fedquilt.cli import catalogue, compare, data, demo, onboard, report, run
@@ -17,6 +16,8 @@ from fedquilt.cli.settings import spread, with_port
 from fedquilt.cli.speak import complain, out, say_warnings
 from fedquilt.deploy.cli import deploy_app
 
+# Of click, or of the copy of it that newer versions of typer carry: the base of all that a command line does wrong.
+ClickException: Any = typer.BadParameter.__mro__[2]
 _TWICE = re.compile(r"( Did you mean [^?]*\?)\1")  # newer versions of click and typer both suggest
 
 app = typer.Typer(
@@ -65,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> int:
         rest = spread(with_port([word for word in words if word != "--debug"]))
         with patient_ctrl_c():
             return int(typer.main.get_command(app).main(args=rest, prog_name="fedquilt", standalone_mode=False) or 0)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         complain("stopped")
         return 130
     except BrokenPipeError:  # the reader of our output went away, as in `fedquilt list methods | head`
@@ -80,11 +81,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _is_expected(error: Exception) -> bool:
     """Whether an error says what the user can do about it."""
-    return isinstance(error, (click.ClickException, ValueError, LookupError, OSError, ModuleNotFoundError))
+    return isinstance(error, (ClickException, ValueError, LookupError, OSError, ModuleNotFoundError))
 
 
 def _sentence(error: Exception) -> str:
-    if isinstance(error, click.ClickException):
+    if isinstance(error, ClickException):
         return _TWICE.sub(r"\1", error.format_message())
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if _is_expected(error):

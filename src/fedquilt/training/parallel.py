@@ -37,8 +37,12 @@ def cores() -> int:
 
 
 def can_fork() -> bool:
-    """Whether this process can fork others: the system must know how, and a daemon's children are forbidden."""
-    return "fork" in multiprocessing.get_all_start_methods() and not multiprocessing.current_process().daemon
+    """Whether this process can fork workers: the system must know how, and a daemon's children are forbidden.
+
+    Where PyTorch sees a GPU, a process that has ever computed a gradient has threads that a fork of it would miss.
+    """
+    knows = "fork" in multiprocessing.get_all_start_methods() and not multiprocessing.current_process().daemon
+    return knows and not torch.cuda.is_available()
 
 
 class Parallel:
@@ -51,7 +55,10 @@ class Parallel:
         if recipe.device.type != "cpu":
             raise ValueError(f"the engine '{self.name}' is for the CPU; take engine='vectorised' on a GPU")
         if not can_fork():
-            raise ValueError(f"the engine '{self.name}' forks processes, which cannot be done here; take another one")
+            raise ValueError(
+                f"the engine '{self.name}' forks processes, which cannot be done here; take another one, or hide a GPU "
+                "that is not wanted with CUDA_VISIBLE_DEVICES="
+            )
         self.recipe = recipe
         self.most = 1  # clients that a worker takes at once
         self.workers = min(workers or cores(), len(recipe.samples.count))
