@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 pytest.importorskip("flwr")
 
+from fedquilt.deploy.letters import read_down, write_down
 from fedquilt.deploy.wire import Refused, check_values, grow, pack, shrink, unpack
+from fedquilt.messages import Block, Down
 
 
 def f32(*numbers: float) -> NDArray[np.float32]:
@@ -110,3 +113,16 @@ def test_honest_updates_pass() -> None:
     check_values(GOOD, SIZES, {}, largest_change=1000)
     check_values({k: v.astype(np.float16) for k, v in GOOD.items()}, SIZES, {"base": 2.0}, largest_change=1000)
     check_values({"head": f32(1e5, 0)}, {"head": 2}, {"head": 1e4}, largest_change=1000)
+
+
+def test_what_is_offered_does_not_travel_twice() -> None:
+    offers = {"a": torch.randn(3, 4), "b": torch.randn(3, 2)}
+    block = Block(("a", "b"), (4, 2), None, torch.cat([offers["a"][1], offers["b"][1]])[None])
+    other = Block(("c",), (5,), None, torch.randn(1, 5))
+    down = Down(2, (0,), (block, other), (None, None), {}, offers=offers)
+    arrays, text = write_down(down, "float32")
+    assert sum(array.size for array in arrays.values()) == 3 * 6 + 5
+    back = read_down(arrays, text)
+    for mine, theirs in zip(back.blocks, down.blocks, strict=True):
+        assert torch.equal(mine.value, theirs.value)
+    assert all(torch.equal(back.offers[unit], value) for unit, value in offers.items())

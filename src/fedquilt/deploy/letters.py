@@ -28,8 +28,10 @@ _VALUE, _TOLD, _REPORT, _OFFER = "value/", "told/", "report/", "offer/"
 
 
 def write_down(down: Down, dtype: str) -> tuple[Arrays, Text]:
-    """A message to one client; its values in the transfer's format."""
-    values = {f"{_VALUE}{i}": block.value[0].numpy(force=True) for i, block in enumerate(down.blocks)}
+    """A message to one client; its values in the transfer's format. What is among its offers does not travel twice."""
+    offered = [_among_offers(block, down.offers) for block in down.blocks]
+    sent = [(i, block) for i, (block, at) in enumerate(zip(down.blocks, offered, strict=True)) if at is None]
+    values = {f"{_VALUE}{i}": block.value[0].numpy(force=True) for i, block in sent}
     values |= {_OFFER + unit: value.numpy(force=True) for unit, value in down.offers.items()}
     told = {_TOLD + name: value[0].numpy(force=True) for name, value in down.told.items()}
     text: Text = {
@@ -40,15 +42,30 @@ def write_down(down: Down, dtype: str) -> tuple[Arrays, Text]:
         "pulls": [None if pull is None else float(pull[0]) for pull in down.pulls],
         "send": [unit for unit, sends in down.send.items() if bool(sends[0])],
         "everyone": down.everyone,
+        "offered": offered,
     }
     return {**shrink(values, dtype), **told}, text
+
+
+def _among_offers(block: Block, offers: Mapping[str, Tensor]) -> int | None:
+    """The number of the circle whose values, all of them offered, a block holds; None where they are not."""
+    if not all(unit in offers for unit in block.units):
+        return None
+    same = (torch.cat([offers[unit] for unit in block.units], 1) == block.value[0]).all(1).nonzero()[:, 0]
+    return int(same[0]) if len(same) else None
 
 
 def read_down(arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> Down:
     """The message that `write_down` wrote."""
     whole = grow(arrays)
+
+    def value(i: int, units: Sequence[str]) -> Tensor:
+        circle = text["offered"][i]
+        row = np.concatenate([whole[_OFFER + unit][circle] for unit in units]) if circle is not None else None
+        return _row(whole[f"{_VALUE}{i}"] if row is None else row)
+
     blocks = tuple(
-        Block(tuple(units), tuple(sizes), None, _row(whole[f"{_VALUE}{i}"]))
+        Block(tuple(units), tuple(sizes), None, value(i, units))
         for i, (units, sizes) in enumerate(zip(text["units"], text["sizes"], strict=True))
     )
     return Down(
