@@ -407,3 +407,34 @@ def test_a_label_that_joins_late_is_heard_as_loudly_as_the_others() -> None:
     assert last["received"].accuracy > last["own"].accuracy - 0.02
     earlier = [e for e in result.evaluations if e.round == 5 and e.split == "test"]
     assert earlier[0].accuracy == 1.0  # with one label there is nothing to mistake
+
+
+def passing(gap: bool) -> Scenario:
+    """Label 0 passes from the first client to the second, at once or after a round in which nobody owns it."""
+    labels = {0: {2: Change(labels=(1,), train=(EYE[[0, 1]], [1, 1]))}, 1: {3 if gap else 2: Change(labels=(0, 1))}}
+    return worked_example(labels)
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_the_consensus_of_a_label_goes_to_its_next_owner(gap: bool) -> None:
+    fed = federation(passing(gap))
+    fed.step()
+    agreed = consensus(fed.server, 0).clone()
+    assert float(agreed.abs().sum()) > 0
+    if gap:
+        fed.step()
+        assert not bool(_owners(fed, 0).any())
+        torch.testing.assert_close(consensus(fed.server, 0), agreed)  # it waits
+    ups = record(fed)
+    fed.step()
+    assert _owners(fed, 0).tolist() == [False, True, False]
+    # The new owner goes on from what was agreed: f = (f_G + alpha s) / (1 + alpha), and is alone in the mean.
+    own = masked(fed.fleet.model(1)(EYE), torch.tensor([True, True, False, False])).softmax(1)[:, 0]
+    alpha = fed.server.roster.members[1].samples / 8
+    torch.testing.assert_close(consensus(fed.server, 0), (agreed + alpha * own.detach()) / (1 + alpha))
+    assert any("label-0" in block.units for up in ups for block in up.blocks)
+    assert not bool(fed.server.plan.receives("label-0").any())  # from now on it has that value
+
+
+def _owners(fed: Federation, label: int) -> Tensor:
+    return fed.server.plan[f"label-{label}"].circle >= 0  # type: ignore[union-attr]

@@ -24,7 +24,8 @@ Deviations:
   unit as what all owners of a label say about the samples that have it. Who scores a sample then gives its label away:
   about a dog both {cat, dog} and {dog, sheep} speak of dogs and only one speaks of cats, so dog wins. This reading,
   `scored="own"`, gives the paper's numbers; they mean nothing where labels are not known beforehand.
-- A label that one client owns is sent but not received: the client has that value.
+- A label whose one owner made its consensus is sent but not received: the client has that value. Whoever owns a label
+  anew receives what was agreed on before, also where nobody owned it in between.
 - `distil` trains each model, before its own data, for so many epochs on the reference samples with the consensus as
   soft targets (FedMD, Li and Wang 2019), which makes the models themselves better; the paper tried it and left it out.
 """
@@ -42,7 +43,7 @@ from fedquilt.me import Me, Values
 from fedquilt.messages import Member, Roster, Updates
 from fedquilt.methods.base import Heard, Method, State
 from fedquilt.parts import Parts
-from fedquilt.sharing import Plan, by_labels, mean, nobody, traffic
+from fedquilt.sharing import Plan, UnitPlan, mean, nobody, traffic
 from fedquilt.steps import Do, Install, Step, Train
 from fedquilt.training.objective import Batch, Learner, Objective
 
@@ -208,6 +209,7 @@ class ScoreSharing(Method):
             "round": 0,
             "beta": torch.ones(len(roster), roster.classes),
             "heard": torch.zeros(roster.classes),  # which share of a label's consensus is scores, and not the first 0
+            "alone": torch.zeros(len(roster), roster.classes, dtype=torch.bool),  # who made a label's consensus alone
         }
 
     def learn(self, state: State, updates: Updates, roster: Roster) -> State:
@@ -220,11 +222,15 @@ class ScoreSharing(Method):
             heard[ids].T.reshape(-1, 1), torch.arange(roster.classes).repeat_interleave(len(ids)),
             (beta * owned)[ids].T.reshape(-1), roster.classes,
         ).onto(state["heard"][:, None])[:, 0]  # fmt: skip
-        return {"round": updates.round, "beta": beta, "heard": share}
+        sent = torch.zeros_like(owned)
+        sent[ids] = owned[ids]
+        alone = torch.where(sent.any(0), sent & (sent.sum(0) == 1), state["alone"])
+        return {"round": updates.round, "beta": beta, "heard": share, "alone": alone}
 
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
         new = torch.ones(len(roster) - len(before), roster.classes)
-        return {**state, "beta": torch.cat([state["beta"], new])}
+        alone = torch.cat([state["alone"], torch.zeros_like(new, dtype=torch.bool)])
+        return {**state, "beta": torch.cat([state["beta"], new]), "alone": alone}
 
     def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
         return {"heard": state["heard"].expand(len(ids), -1)}
@@ -244,8 +250,9 @@ class ScoreSharing(Method):
         }
 
     def plan(self, state: State, roster: Roster) -> Plan:
-        pull = 1 / (1 + self._alphas(roster)) if state["round"] else 0.0  # at first there is nothing to receive
-        labels, known = [member.labels for member in roster.members], set(self._reference(roster).tolist())
+        # at first there is nothing to receive
+        pull = 1 / (1 + self._alphas(roster)) if state["round"] else torch.zeros(len(roster))
+        known = set(self._reference(roster).tolist())
         for member in roster.members:
             if not set(member.labels) <= known:
                 missing = min(set(member.labels) - known)
@@ -253,10 +260,17 @@ class ScoreSharing(Method):
                     f"score sharing: client '{member.name}' owns label {missing}, of which there are no public "
                     "reference samples; add some to common"
                 )
-        scores = by_labels(labels, roster.classes, state["beta"], pull)
-        # Every owner sends: beta 0 is no reason to fall silent, and a label of one client waits for its next owner.
-        asked = {unit: _owned(roster)[:, at] & ~scores.sends(unit) for at, unit in enumerate(scores.units)}
-        return nobody(["model", "heard"], len(roster)) | scores.but(asked=asked)
+        owned = _owned(roster)
+        # Whoever is a label's one owner, and made its consensus, has it; a new owner has not.
+        has = (owned.sum(0) == 1) & state["alone"]
+        scores = {}
+        for label, unit in enumerate(label_units(roster.classes)):
+            circle = torch.where(owned[:, label], 0, -1)
+            # Of a pool: the consensus of a label that nobody owns waits for its next owner.
+            scores[unit] = UnitPlan(circle, state["beta"][:, label], torch.where(has[:, label], 0.0, pull), pool=1)
+        # Every owner sends: beta 0 is no reason to fall silent.
+        asked = {unit: owned[:, label] for label, unit in enumerate(scores)}
+        return nobody(["model", "heard"], len(roster)) | Plan(scores, asked)
 
     def _accuracy(self, updates: Updates, roster: Roster, heard: Tensor) -> Tensor:
         """(K, classes) how often those who sent are right about the reference samples of each label."""

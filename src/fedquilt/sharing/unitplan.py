@@ -194,10 +194,11 @@ class UnitPlan(_Unit):
 
     @cached_property
     def shared(self) -> Tensor:
-        """(K,) who is in a circle with somebody else."""
+        """(K,) who is in a circle with somebody else; in a pool, in any: others were in it, or will be."""
         if not self.count:
             return torch.zeros(len(self), dtype=torch.bool)
-        return (self.circle >= 0) & (self.members[self.row] >= 2)
+        least = 2 if self.pool is None else 1
+        return (self.circle >= 0) & (self.members[self.row] >= least)
 
     @cached_property
     def sends(self) -> Tensor:
@@ -225,7 +226,8 @@ class UnitPlan(_Unit):
         )
 
     def _sharing(self) -> tuple[str, int]:
-        sizes = sorted((n for n in self.members.tolist() if n > 1), reverse=True)
+        least = 2 if self.pool is None else 1
+        sizes = sorted((n for n in self.members.tolist() if n >= least), reverse=True)
         shown = ", ".join(str(n) for n in (sizes if len(sizes) <= 12 else sizes[:10]))
         more = f", ... {sizes[-1]}" if len(sizes) > 12 else ""
         words = f"{len(sizes)} circle{'s' * (len(sizes) > 1)} of {shown}{more}" if sizes else ""
