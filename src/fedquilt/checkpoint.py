@@ -22,8 +22,9 @@ from torch import Tensor
 from fedquilt.federation import Federation
 from fedquilt.seals import Damaged as Damaged
 from fedquilt.seals import digest, digest_of_file
-from fedquilt.server import Server, Shelf
+from fedquilt.server import Server
 from fedquilt.sharing import Plan
+from fedquilt.shelf import Shelf
 from fedquilt.training.choose import ENGINES
 from fedquilt.values import python
 

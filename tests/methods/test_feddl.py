@@ -15,9 +15,10 @@ import fedquilt as fq
 from fedquilt.client import Split
 from fedquilt.messages import Block, Down, Member, Roster, Up, Updates
 from fedquilt.methods.feddl import FedDL
-from fedquilt.server import Key, Server
+from fedquilt.server import Server
 from fedquilt.sharing import traffic
 from fedquilt.sharing.circles import Linkage
+from fedquilt.shelf import Key
 
 LEFT, RIGHT, TORN = [1.0, 0.0], [0.0, 1.0], [0.5, 0.5]  # answers to the one common sample
 SIZES = {"a": 2, "b": 3, "c": 4, "out": 5}

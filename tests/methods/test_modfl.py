@@ -17,7 +17,8 @@ from fedquilt.methods import METHODS, Method
 from fedquilt.methods.cohorts import Task, by_updates, nothing_known
 from fedquilt.methods.modfl import ModFL
 from fedquilt.models.digits import DigitsNet
-from fedquilt.server import Key, Server
+from fedquilt.server import Server
+from fedquilt.shelf import Key
 
 FOUND = {"configuration": "device", "operation": "found"}
 
