@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt.alone import alone
-from fedquilt.fleet import Fleet, Terms
+from fedquilt.fleet import Fleet
 from fedquilt.messages import Down, Passed, Roster, Updates, counted
 from fedquilt.methods.base import Method
 from fedquilt.names import unknown
@@ -21,6 +21,7 @@ from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
 from fedquilt.sharing import Plan, Rule, Traffic, mean
+from fedquilt.terms import Terms
 from fedquilt.training.batches import key_of, some_of
 from fedquilt.training.evaluate import confusion
 from fedquilt.training.settings import Training

@@ -6,58 +6,28 @@ In a simulation a fleet holds all clients; on a device it holds one. The code is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from fedquilt.alone import alone
-from fedquilt.client import Client, Split
+from fedquilt.client import Client
 from fedquilt.crew import Crew, blocks_of, covers, resting_of, scale_of, table_of, write
-from fedquilt.habits import Fickle, seeded
-from fedquilt.kinds import Build, Kinds, families
 from fedquilt.me import each
 from fedquilt.messages import Down, Member, Up
-from fedquilt.methods.base import Method
+from fedquilt.muster import Muster
 from fedquilt.names import unknown
-from fedquilt.parts import Parts
-from fedquilt.rest import Rest
 from fedquilt.sharing import install
-from fedquilt.stacks import Family, Layout, Signature
+from fedquilt.stacks import Family, Signature
 from fedquilt.steps import Do, Install, Train
-from fedquilt.structure import Description, content
+from fedquilt.terms import Terms
 from fedquilt.training.batches import key_of
-from fedquilt.training.check import check_model, check_parts, naming
+from fedquilt.training.check import check_model, naming
 from fedquilt.training.choose import ENGINES, choose, choose_again
 from fedquilt.training.engine import Engine, Job, Recipe, Samples
-from fedquilt.training.settings import Training
 from fedquilt.training.sizes import how_many_at_once
 from fedquilt.view import StackView, Table
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What all clients of a federation agree on before it starts."""
-
-    method: Method
-    training: Training
-    classes: int
-    seed: int = 0
-    common: Split | None = None
-    public_test: Split | None = None
-
-    @property
-    def public(self) -> list[Split]:
-        """The public samples that every client holds: `common`, then `public_test`."""
-        return [split for split in (self.common, self.public_test) if split is not None]
-
-    @cached_property
-    def public_counts(self) -> tuple[int, ...]:
-        """How many public samples of each label there are; none where there are no public samples."""
-        if not self.public:
-            return ()
-        return tuple(torch.cat([split.y for split in self.public]).bincount(minlength=self.classes).tolist())
 
 
 class Fleet:
@@ -97,10 +67,7 @@ class Fleet:
         self._starts = {start for client in clients for start in client.changes}
         self.crews: list[Crew] = []
         self.home: dict[int, tuple[int, int]] = {}
-        self._kinds = Kinds()
-        self._builders: dict[int, str] = {}  # what a function that builds models is, by its content
-        self._builds: dict[tuple[object, ...], Build] = {}
-        self._mentioned: list[Description] = []  # builders' contents hold while what they mention lives
+        self.muster = Muster(terms, self.device)
         self._known: dict[int, tuple[str, int]] = {}  # the engine found for a template, and how many clients at once
         self._muster(set())
 
@@ -112,7 +79,7 @@ class Fleet:
         for crew in self.crews:
             layout = crew.family.layout
             for number, client in zip(crew.family.ids, crew.clients, strict=True):
-                now[number] = self._member(client, layout)
+                now[number] = self.muster.member(client, layout)
         return dict(sorted(now.items()))
 
     def first_values(self, draw: int = 0) -> dict[tuple[str, Signature], Tensor]:
@@ -123,7 +90,7 @@ class Fleet:
         first: dict[tuple[str, Signature], Tensor] = {}
         for crew in sorted(self.crews, key=lambda crew: min(crew.family.ids)):
             layout = crew.family.layout
-            rows = layout.row(self._parts(crew.clients[0], draw).module())[None] if draw else crew.rest.take([0])
+            rows = layout.row(self.muster.parts(crew.clients[0], draw).module())[None] if draw else crew.rest.take([0])
             for unit in layout.units:
                 value = layout.take(rows, unit.name)[0].clone()
                 first.setdefault((unit.name, layout.signatures[unit.name]), value)
@@ -156,121 +123,8 @@ class Fleet:
     @alone
     def _muster(self, fresh: Set[int]) -> None:
         """Group the clients as they are now into families. They keep their numbers, except those with fresh models."""
-        before, home = self.crews, self.home
         now = {n: client.at(self.round) for n, client in zip(self.numbers, self.clients, strict=True)}
-        builds = {n: self._build(client) for n, client in now.items()}
-        self.crews, self.home = [], {}
-        for index, family in enumerate(families(builds)):
-            clients = tuple(now[n] for n in family.ids)
-            rest = self._first_rows(family, builds)
-            for at, n in enumerate(family.ids):
-                self.home[n] = (index, at)
-                if n in home:
-                    self._keep(before[home[n][0]], home[n][1], family, rest, at, builds[n], n in fresh)
-            same = [c for c in before if c.family.ids == family.ids and _labels(c.clients) == _labels(clients)]
-            tables = {key: table for crew in same for key, table in crew.tables.items() if key[0] != "train"}
-            self.crews.append(Crew(family, clients, rest, self._samples(clients), tables))
-
-    def _keep(
-        self, old: Crew, was: int, family: Family, rest: Rest, at: int, build: Build, fresh: bool
-    ) -> None:  # fmt: skip
-        """Write into a client's first row what it had before, but for what new labels or models decide."""
-        first, (had,), layout = rest.take([at]), old.rest.take([was]).to(rest.device), family.layout
-        row = first[0].clone()
-        self._write_old(old, was, had, layout, row, build, fresh)
-        if was not in old.rest.fresh or not torch.equal(row, first[0]):
-            rest.put([at], row[None])
-
-    def _write_old(
-        self, old: Crew, at: int, had: Tensor, layout: Layout, row: Tensor, build: Build, fresh: bool
-    ) -> None:  # fmt: skip
-        """Write what a client had, (width,) in the old layout, into its new row, in place."""
-        if not fresh and old.family.layout.key() == layout.key() and old.family.layout.core == layout.core:
-            earlier, core = self._build(old.clients[at]), layout.core
-            begun = earlier.kind.rows[earlier.row].to(row.device)  # what was learned, then state
-            learned = (row[:core], had[:core], begun[:core])
-            for now, then, first in (learned, (row[layout.trained :], had[old.family.layout.trained :], begun[core:])):
-                now.copy_(then if earlier == build else torch.where(now == first, then, now))
-            return
-        for unit in layout.state:  # it is the client's, and outlives its model
-            if old.family.layout.signatures.get(unit) == layout.signatures[unit]:
-                value = old.family.layout.take(had[None], unit)
-                for mine, part in layout.pieces(row[None], value, unit):
-                    mine.copy_(part)
-
-    def _build(self, client: Client) -> Build:
-        """What a client's model starts from. Clients with one builder share it, where nothing else makes a difference.
-
-        A builder is known by its content: functions made in a loop with the same arguments are one.
-        """
-        if id(client.model) not in self._builders:
-            description = content(client.model)
-            self._builders[id(client.model)] = description.text
-            self._mentioned.append(description)
-        sample = (client.train.x.shape[1:], client.train.x.dtype)
-        key: tuple[object, ...] = (self._builders[id(client.model)], sample)
-        if type(self.terms.method).parts is not Method.parts:  # it may look at what a client declares
-            key += (client.labels, tuple(sorted(client.traits.items())))
-        if key not in self._builds:
-            parts = self._parts(client)
-            declared = getattr(client.model, "constant", ())
-            try:
-                self._builds[key] = self._kinds.of(
-                    parts.module(), lambda _: parts.cut(), client.train, parts.written, declared
-                )  # fmt: skip
-            except Fickle as error:
-                raise ValueError(f"client '{client.name}': {error}") from None
-        return self._builds[key]
-
-    def _parts(self, client: Client, draw: int = 0) -> Parts:
-        """What a client holds, made anew."""
-        with seeded(key_of("model", self.terms.seed, *([draw] if draw else []))):
-            try:
-                model: object = client.model()
-            except Exception as error:
-                told = f"{type(error).__name__}: {error}"
-                raise ValueError(f"client '{client.name}': its model could not be built: {told}") from error
-            if not isinstance(model, nn.Module):
-                kind = type(model).__name__
-                raise TypeError(f"client '{client.name}': its model function gave a {kind}, not an nn.Module")
-            if any(isinstance(parameter, nn.UninitializedParameter) for parameter in model.parameters()):
-                raise ValueError(
-                    f"client '{client.name}': its model has lazy layers without a shape yet; run it on a sample in "
-                    "the function that builds it"
-                )
-            if not any(True for tensors in (model.parameters(), model.buffers()) for _ in tensors):
-                raise ValueError(f"client '{client.name}': its model has no parameters, so there is nothing to train")
-            check_parts(client.name, model)
-            return self.terms.method.parts(model, self._member(client), self.terms.classes)
-
-    def _member(self, client: Client, layout: Layout | None = None) -> Member:
-        """What a client declares; of its units, once they are laid out."""
-        member = Member(client.name, client.samples, client.traits, client.labels, {}, self.terms.public_counts)
-        if layout is None:
-            return member
-        kinds = {unit.name: unit.kinds for unit in layout.units}
-        return replace(
-            member, units=layout.signatures, kinds=kinds, statistics=layout.statistics, constant=layout.constant
-        )  # fmt: skip
-
-    def _first_rows(self, family: Family, builds: Mapping[int, Build]) -> Rest:
-        """Rows at rest: on the device where they take a quarter of it at most, else in host memory."""
-        bytes_ = len(family.ids) * family.layout.width * 4
-        total = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else 0
-        device = self.device if bytes_ * 4 <= total else torch.device("cpu")
-        place: dict[Build, int] = {}
-        for n in family.ids:  # clients may start alike
-            place.setdefault(builds[n], len(place))
-        first = torch.stack([build.first(family.layout) for build in place])
-        return Rest(first, [place[builds[n]] for n in family.ids], device)
-
-    def _samples(self, clients: Sequence[Client]) -> Samples:
-        counts = tuple(client.samples for client in clients)
-        keys = tuple(key_of(self.terms.seed, client.name) for client in clients)
-        parts = tuple((client.train.x, client.train.y) for client in clients)
-        samples = Samples(parts, tuple(range(len(clients))), counts, keys)
-        total = torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else 0
-        return samples.to(self.device) if samples.bytes * 4 <= total else samples
+        self.crews, self.home = self.muster.group(now, self.crews, self.home, fresh)
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
@@ -497,7 +351,3 @@ class Fleet:
             for engine in crew.engines.values():
                 engine.close()
             crew.engines.clear()
-
-
-def _labels(clients: Sequence[Client]) -> list[tuple[int, ...]]:
-    return [client.labels for client in clients]

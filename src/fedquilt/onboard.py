@@ -24,7 +24,7 @@ from fedquilt.data.npz import NotArrays, read_arrays
 from fedquilt.data.splits import random_split
 from fedquilt.disk import RunFolder
 from fedquilt.federation import Federation
-from fedquilt.fleet import Fleet, Terms
+from fedquilt.fleet import Fleet
 from fedquilt.messages import Down, Up, Updates
 from fedquilt.methods import Local
 from fedquilt.readouts.base import Look
@@ -32,6 +32,7 @@ from fedquilt.run import rebuild, scenario_of
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
 from fedquilt.sharing import MixedUnit, Plan
+from fedquilt.terms import Terms
 from fedquilt.training.evaluate import accuracy, confusion
 from fedquilt.values import whole
 

@@ -17,8 +17,9 @@ import fedquilt as fq
 from fedquilt.crew import blocks_of
 from fedquilt.deploy.letters import read_member, write_member
 from fedquilt.deploy.remote import shadow
-from fedquilt.fleet import Fleet, Terms
+from fedquilt.fleet import Fleet
 from fedquilt.messages import Up, Updates
+from fedquilt.terms import Terms
 
 Builder = Callable[[], nn.Module]
 ENGINES = ("sequential", "vectorised", "parallel", "parallel-stacks")

@@ -25,9 +25,10 @@ from fedquilt.deploy.node_state import LostState, NodeState
 from fedquilt.deploy.project import Node, plain_name, write_atomically
 from fedquilt.deploy.wire import REASONS, Refused, pack, unpack
 from fedquilt.federation import SPLITS
-from fedquilt.fleet import Fleet, Terms
+from fedquilt.fleet import Fleet
 from fedquilt.messages import Down
 from fedquilt.readouts import Look, named
+from fedquilt.terms import Terms
 from fedquilt.training.evaluate import confusion
 
 _ROW, _MEMORY = "row", "memory/"

@@ -20,11 +20,11 @@ from fedquilt.deploy.records import Records
 from fedquilt.deploy.remote import FROM_DEVICES, Exchange, RemoteFederation, shadow
 from fedquilt.deploy.wire import REASONS, Refused, pack, unpack
 from fedquilt.disk import METRICS, TRAFFIC
-from fedquilt.fleet import Terms
 from fedquilt.methods.find import source_of
 from fedquilt.run import Run, make_method, make_readouts
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import pick
+from fedquilt.terms import Terms
 from fedquilt.training.settings import Training
 
 Declarations = dict[str, dict[str, Any]]

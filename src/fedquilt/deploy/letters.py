@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedquilt.deploy.node_client import Allowed
 from fedquilt.deploy.wire import Refused, check_values, grow, shrink
-from fedquilt.fleet import Terms
 from fedquilt.messages import Block, Down, Member, Up
 from fedquilt.methods import METHODS, Method
 from fedquilt.methods.find import address_of, source_of
 from fedquilt.runfile import method_to, values_of
+from fedquilt.terms import Terms
 from fedquilt.training.settings import Training
 
 Arrays = dict[str, NDArray[Any]]

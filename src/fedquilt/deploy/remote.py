@@ -24,13 +24,13 @@ from fedquilt.deploy.post import Post
 from fedquilt.deploy.project import Rounds, Transfer
 from fedquilt.deploy.wire import Refused, pack, unpack
 from fedquilt.federation import SPLITS, Federation, RoundReport
-from fedquilt.fleet import Terms
 from fedquilt.messages import Down, Member, Passed, counted
 from fedquilt.readouts import Readout
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import Rule, mean
 from fedquilt.steps import Send
+from fedquilt.terms import Terms
 
 FROM_DEVICES = ("failed", "lost-state", "unreadable", "wrong-version", "unknown-method", "other-code", "bad-letter")
 Answers = dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]]
