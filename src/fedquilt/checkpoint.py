@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedquilt.federation import Federation
+from fedquilt.files import NEW, write_text, written_whole
 from fedquilt.seals import Damaged as Damaged
 from fedquilt.seals import digest, digest_of_file
 from fedquilt.server import Server
@@ -146,34 +146,14 @@ def restore_federation(federation: Federation, tensors: Mapping[str, Tensor], te
         federation.memory[tuple(ids)] = from_plain(memory, tensors)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or as it was before, whatever happens."""
-    new = path.with_name(path.name + ".new")
-    try:
-        with new.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], sync: bool = True) -> str:
-    """Write tensors in the same way; gives the file's checksum. Without `sync` a power failure may still take them."""
-    new = path.with_name(path.name + ".new")
-    try:
-        save_file(_apart(tensors), new)
-        if sync:
-            with new.open("rb") as file:
-                os.fsync(file.fileno())
-        checksum = digest_of_file(new)
-        new.replace(path)
-    except SafetensorError as error:  # what it says of a full disk is only in its text
-        raise OSError(errno.ENOSPC if "No space left" in str(error) else errno.EIO, f"{new}: {error}") from error
-    finally:
-        new.unlink(missing_ok=True)
-    return checksum
+    """Write a file of tensors whole or not at all; gives its checksum. Without `sync` a power cut may still take it."""
+    with written_whole(path, sync=sync) as new:
+        try:
+            save_file(_apart(tensors), new)
+        except SafetensorError as error:  # what it says of a full disk is only in its text
+            raise OSError(errno.ENOSPC if "No space left" in str(error) else errno.EIO, f"{new}: {error}") from error
+        return digest_of_file(new)
 
 
 def read_tensors(path: Path, wanted: str | None) -> Tensors:
@@ -209,7 +189,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], text: Mapping[str, Any]) -
 
 def tidy(folder: Path, name: str) -> None:
     """Remove the tensors of older checkpoints, and what a kill left half-written."""
-    for old in [*folder.glob("round-*.safetensors*"), *folder.glob(f"{_STATE}.new")]:
+    for old in [*folder.glob("round-*.safetensors*"), *folder.glob(_STATE + NEW)]:
         if old.name != name:
             old.unlink()
 

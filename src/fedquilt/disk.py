@@ -33,9 +33,9 @@ from fedquilt.checkpoint import (
     save,
     tidy,
     write_tensors,
-    write_text,
 )
 from fedquilt.federation import Federation, RoundReport
+from fedquilt.files import NEW, write_text
 from fedquilt.lock import Lock
 from fedquilt.messages import Member
 from fedquilt.modelcode import READ_BY, ClassCode, model_code
@@ -66,7 +66,7 @@ ALONE = "alone"  # the run of the same clients by themselves, inside the run tha
 _LINES = (METRICS, PLANS, TRAFFIC)
 _READ = ("run.toml", *_LINES, "confusion.json", MODELS)  # the files that a finished run is read for
 _OTHER_CODE = {"changes": "a model that a client changes to", "method": "the method"}
-_LEFT_BEHIND = {".lock", "run.toml.new"}  # what a run that was killed before it began may leave
+_LEFT_BEHIND = {".lock", "run.toml" + NEW}  # what a run that was killed before it began may leave
 
 
 class DiskFull(OSError):

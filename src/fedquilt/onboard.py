@@ -18,12 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedquilt.checkpoint import restore_federation, write_tensors, write_text
+from fedquilt.checkpoint import restore_federation, write_tensors
 from fedquilt.client import Client, ModelBuilder
 from fedquilt.data.npz import NotArrays, read_arrays
 from fedquilt.data.splits import random_split
 from fedquilt.disk import RunFolder
 from fedquilt.federation import Federation
+from fedquilt.files import write_text
 from fedquilt.fleet import Fleet
 from fedquilt.messages import Down, Up, Updates
 from fedquilt.methods import Local

@@ -101,7 +101,7 @@ def _die_inside(folder: Path, moment: str) -> None:
             real(descriptor)
             os._exit(9)
 
-        node_state.os.fsync = cut  # type: ignore[attr-defined]
+        os.fsync = cut  # type: ignore[assignment]
     else:
         Path.replace = lambda *_: os._exit(9)  # type: ignore[method-assign]
     stage(state, "2", 2.0)

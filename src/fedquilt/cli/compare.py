@@ -141,7 +141,7 @@ def do(todo: Sequence[Job], folder: Path, jobs: int | None, checkpoint_every: in
 
 def write_list(folder: Path, jobs: Sequence[Job]) -> None:
     """Write down which runs the comparison is of, for the page."""
-    from fedquilt.checkpoint import write_text
+    from fedquilt.files import write_text
     from fedquilt.report.files import COMPARISON
 
     told: dict[str, Any] = {"runs": [job.folder for job in jobs], "settings": {job.folder: job.label for job in jobs}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedquilt.data.dataset import PER_SAMPLE, Dataset
 from fedquilt.data.errors import DataDamaged, DataError
 from fedquilt.data.npz import read_arrays
 from fedquilt.data.source import Source
+from fedquilt.files import written_whole
 
 _NAMES = ("label_names", "coarse_names")
 _RANKS = {"images": (3, 4), "windows": (3,), "stream": (2,)}
@@ -109,15 +109,8 @@ def write(path: Path, dataset: Dataset) -> None:
             arrays[f"{key}_train"], arrays[f"{key}_test"] = values[~test], values[test]
         else:
             arrays[key] = values
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
-    try:
-        with temporary.open("xb") as file:
-            np.savez_compressed(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written_whole(path, by_many=True) as new, new.open("wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def _narrow(values: NDArray[Any]) -> NDArray[Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import secrets
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from fedquilt.data.archives import refuse
 from fedquilt.data.errors import DataDamaged, DataMissing
 from fedquilt.data.source import Archive
+from fedquilt.files import written_whole
 
 SUMS = "SHA256SUMS"  # checksums of first downloads, in the format of the sha256sum command
 
@@ -42,12 +41,8 @@ def remember(archive: Archive, path: Path, folder: Path) -> None:
         return
     sums[archive.file] = digest(path)
     text = "".join(f"{value.removeprefix('sha256:')}  {name}\n" for name, value in sorted(sums.items()))
-    temporary = folder / f".{SUMS}.{secrets.token_hex(8)}"
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, folder / SUMS)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written_whole(folder / SUMS, by_many=True) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 def verify(archive: Archive, path: Path, folder: Path) -> None:

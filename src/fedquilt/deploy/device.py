@@ -22,9 +22,10 @@ from fedquilt.client import Split, as_split
 from fedquilt.deploy.letters import LOOK, Arrays, Text, read_down, read_terms, write_member, write_up
 from fedquilt.deploy.node_client import allowed_methods, load_client
 from fedquilt.deploy.node_state import LostState, NodeState
-from fedquilt.deploy.project import Node, plain_name, write_atomically
+from fedquilt.deploy.project import Node, plain_name
 from fedquilt.deploy.wire import REASONS, Refused, pack, unpack
 from fedquilt.federation import SPLITS
+from fedquilt.files import write_bytes
 from fedquilt.fleet import Fleet
 from fedquilt.messages import Down
 from fedquilt.readouts import Look, named
@@ -115,7 +116,7 @@ class Device:
         folder.mkdir(exist_ok=True)
         model = fleet.model(down.ids[0], down)
         arrays = {name: value.numpy(force=True) for name, value in model.state_dict().items()}
-        write_atomically(folder / f"{run}.safetensors", save(arrays))
+        write_bytes(folder / f"{run}.safetensors", save(arrays))
 
     def _terms(self, text: Mapping[str, Any]) -> Terms:
         return read_terms(text["terms"], self.common, self.public_test, self.allowed)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -25,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+
+from fedquilt.files import sync_folder, write_bytes
 
 Arrays = dict[str, NDArray[np.generic]]
 FRESH = ""  # the token of a client that the server has accepted nothing from yet
@@ -67,7 +68,7 @@ class NodeState:
                 self.staged.replace(self.committed)
             else:
                 self.staged.unlink()
-            self._sync()
+            sync_folder(self.folder)
         if accepted == FRESH:
             self.committed.unlink(missing_ok=True)
             return None
@@ -83,21 +84,7 @@ class NodeState:
         """Lays an outcome down beside the committed state."""
         if token == FRESH:
             raise ValueError("a staged state needs a token")
-        part = self.staged.with_suffix(".part")
-        with part.open("wb") as file:
-            file.write(save(dict(arrays), metadata={**told, "token": token}))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.staged)
-        self._sync()
-
-    def _sync(self) -> None:
-        """Makes renames last through a power cut."""
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        write_bytes(self.staged, save(dict(arrays), metadata={**told, "token": token}))
 
 
 def _token(path: Path) -> str:

@@ -11,13 +11,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from fedquilt.files import write_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 FEDERATION, CLIENT = "federation.toml", "client.toml"
@@ -181,7 +182,7 @@ class Project:
 
     def write_nodes(self, nodes: Mapping[int, str]) -> None:
         """Keeps the numbers that clients were registered under."""
-        write_atomically(self.server_folder / "nodes.json", json.dumps({str(k): v for k, v in nodes.items()}).encode())
+        write_text(self.server_folder / "nodes.json", json.dumps({str(k): v for k, v in nodes.items()}))
 
 
 @dataclass(frozen=True)
@@ -281,14 +282,4 @@ def write_toml(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a TOML file, lists for tuples."""
     import tomli_w
 
-    write_atomically(path, tomli_w.dumps(json.loads(json.dumps(content))).encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that a crash leaves the old content or the new, never half of it."""
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_text(path, tomli_w.dumps(json.loads(json.dumps(content))))

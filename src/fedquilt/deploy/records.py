@@ -8,10 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedquilt.checkpoint import load, restore_server, save, server_state, write_text
+from fedquilt.checkpoint import load, restore_server, save, server_state
 from fedquilt.deploy.remote import Exchange, RemoteFederation
 from fedquilt.disk import METRICS, PLANS, TRAFFIC, RunFolder
 from fedquilt.federation import Federation
+from fedquilt.files import write_text
 from fedquilt.results import Evaluation
 from fedquilt.sharing import Plan
 

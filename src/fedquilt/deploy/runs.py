@@ -15,8 +15,9 @@ import httpx
 from fedquilt.deploy.lead import make_terms
 from fedquilt.deploy.operator import Operator
 from fedquilt.deploy.processes import Failed
-from fedquilt.deploy.project import Project, write_atomically
+from fedquilt.deploy.project import Project
 from fedquilt.deploy.records import CHECKPOINT, LETTERS, STATUS
+from fedquilt.files import write_text
 from fedquilt.methods import METHODS
 from fedquilt.methods.find import address_of, find, source_of
 
@@ -87,7 +88,7 @@ def start_run(project: Project, spec: Mapping[str, Any]) -> int:
     with Operator(project) as operator:
         operator.nodes()  # before anything is written: is anybody there at all?
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / SPEC, json.dumps(dict(spec), indent=2).encode())
+        write_text(folder / SPEC, json.dumps(dict(spec), indent=2))
         (folder / STATUS).unlink(missing_ok=True)
         return operator.start(write_app(project.server_folder / "app"), {"spec": str(folder / SPEC)})
 

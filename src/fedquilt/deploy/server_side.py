@@ -12,7 +12,8 @@ from types import TracebackType
 from fedquilt.deploy import nginx
 from fedquilt.deploy.operator import Operator
 from fedquilt.deploy.processes import Failed, Service, environment, free_port, listening, program
-from fedquilt.deploy.project import Project, write_atomically
+from fedquilt.deploy.project import Project
+from fedquilt.files import write_text
 
 
 class ServerSide:
@@ -75,7 +76,7 @@ class ServerSide:
     def _start_superlink(self) -> Service:
         server, folder = self.project.server, self.project.server_folder
         control = folder / "control.json"
-        write_atomically(control, json.dumps({"port": self.inner_port}).encode())
+        write_text(control, json.dumps({"port": self.inner_port}))
         self._stack.callback(lambda: control.unlink(missing_ok=True))
         command = [program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.inner_port)]
         command += ["--database", str(folder / "superlink.db"), "--disable-runtime-dependency-installation"]

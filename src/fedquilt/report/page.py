@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -20,6 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from fedquilt.files import write_text
 from fedquilt.report.figures import page_data
 
 SCRIPTS = ("core.js", "figure.js", "curves.js", "clients.js", "client.js", "quilt.js", "paths.js", "main.js")
@@ -43,9 +43,7 @@ def write_page(
     if path.is_dir():
         path = path / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(path.name + ".part")
-    half.write_text(text, encoding="utf-8")
-    os.replace(half, path)  # a reader never sees half a page
+    write_text(path, text)  # a reader never sees half a page
     return path
 
 
