@@ -12,23 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt.alone import alone
+from fedquilt.evaluation import counts_of, look_at
 from fedquilt.fleet import Fleet
 from fedquilt.messages import Down, Passed, Roster, Updates, counted
 from fedquilt.methods.base import Method
 from fedquilt.names import unknown
-from fedquilt.readouts import READOUTS, Look, Readout
+from fedquilt.readouts import READOUTS, Readout
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
 from fedquilt.sharing import Plan, Rule, Traffic, mean
 from fedquilt.terms import Terms
 from fedquilt.training.batches import key_of, some_of
-from fedquilt.training.evaluate import confusion
 from fedquilt.training.settings import Training
 from fedquilt.values import whole, with_python_settings
 from fedquilt.view import map_rows
-
-SPLITS = ("validation", "test")
 
 
 @dataclass(frozen=True)
@@ -163,24 +161,13 @@ class Federation:
 
     def evaluate(self, last: bool = False) -> list[Evaluation]:
         """Every client's counts with every read-out on the validation and test splits."""
-        classes, names = self.scenario.classes, tuple(client.name for client in self.scenario.clients)
-        readouts = [readout for readout in self.readouts if last or not readout.needs_last_round]
-        counts: dict[tuple[str, str], list[Tensor]] = {(r.name, split): [] for r in readouts for split in SPLITS}
+        names = tuple(client.name for client in self.scenario.clients)
+        counts: dict[tuple[str, str], list[Tensor]] = {}
         order: list[int] = []
         for ids, down in self.downs().items():
-            (pair,) = self.fleet.looks({ids: down})
-            look = Look(
-                *pair,
-                predict=self.method.predicts,
-                memory=self.memory.setdefault(ids, {}),
-                fine_tune=lambda rows, ids=ids: self.fleet.fine_tune(ids, rows, self.round + 1),  # type: ignore[misc]
-                last=last,
-            )
-            for readout in readouts:
-                for split in SPLITS:
-                    table = look.table(split)
-                    found = confusion(readout.predictions(look, split), table.y, table.mask, classes)
-                    counts[readout.name, split].append(found.cpu())
+            look = look_at(self.fleet, down, self.memory.setdefault(ids, {}), last)
+            for which, found in counts_of(look, self.readouts).items():
+                counts.setdefault(which, []).append(found.cpu())
             order += ids
         place = torch.tensor(order).argsort()  # clients came family by family
         return [

@@ -10,7 +10,7 @@ trained alone, at least as long: the bar.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,21 +23,21 @@ from fedquilt.client import Client, ModelBuilder
 from fedquilt.data.npz import NotArrays, read_arrays
 from fedquilt.data.splits import random_split
 from fedquilt.disk import RunFolder
+from fedquilt.evaluation import SPLITS, counts_of, look_at
 from fedquilt.federation import Federation
 from fedquilt.files import write_text
 from fedquilt.fleet import Fleet
 from fedquilt.messages import Down, Up, Updates
 from fedquilt.methods import Local
-from fedquilt.readouts.base import Look
+from fedquilt.readouts import Adapted, FineTuned, Look, Readout, Received
 from fedquilt.run import rebuild, scenario_of
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
 from fedquilt.sharing import MixedUnit, Plan
 from fedquilt.terms import Terms
-from fedquilt.training.evaluate import accuracy, confusion
+from fedquilt.training.evaluate import accuracy
 from fedquilt.values import whole
 
-SPLITS = ("validation", "test")
 SHARES = (0.6, 0.1, 0.3)  # train, validation, test, where a file does not say
 
 
@@ -243,15 +243,13 @@ class _Guest:
 
     def measured(self, rows: Tensor | None) -> tuple[dict[str, dict[str, float]], nn.Module]:
         """Its scores, and its personal model: of the rows given, else what it has after installing what it receives."""
-        crew = self.fleet.crews[0]
-        (pair,) = self.fleet.looks({(self.number,): self._down()})
-        look = Look(*pair, predict=self.federation.method.predicts)
-        names = ["received", "adapted"]
+        look = look_at(self.fleet, self._down(), last=True)
+        readouts: list[Readout] = [Received(), Adapted()]
         if rows is not None:
-            names.append("fine-tuned")
-            look.rows("fine-tuned", lambda: rows)
-        scores = {name: _scores(look, name) for name in names}
-        return scores, crew.family.model((pair[0].rows if rows is None else rows)[0].cpu())
+            readouts.append(FineTuned())
+            look.rows(FineTuned.kind, lambda: rows)
+        personal = look.received.rows if rows is None else rows
+        return _scores(look, readouts), self.fleet.crews[0].family.model(personal[0].cpu())
 
     def circles(self) -> dict[str, tuple[str, ...]]:
         """With whom it shares each of its units."""
@@ -302,14 +300,13 @@ def alone(client: Client, federation: Federation, rounds: int) -> dict[str, floa
     fleet = Fleet([client], terms, federation.device, "sequential")
     for at in range(1, rounds + 1):
         fleet.run(Down(at, (0,), (), (), {}))
-    (pair,) = fleet.looks({(0,): Down(rounds + 1, (0,), (), (), {})})
-    return _scores(Look(*pair, predict=None), "adapted")
+    look = look_at(fleet, Down(rounds + 1, (0,), (), (), {}))
+    return _scores(look, [Adapted()])[Adapted.kind]
 
 
-def _scores(look: Look, which: str) -> dict[str, float]:
-    found = {}
-    for split in SPLITS:
-        table = look.table(split)
-        counts = confusion(look.scores(which, split).argmax(2), table.y, table.mask, look.received.classes)
-        found[split] = float(accuracy(counts)[0])
-    return found
+def _scores(look: Look, readouts: Sequence[Readout]) -> dict[str, dict[str, float]]:
+    """The accuracy of a single client by read-out and split."""
+    scores: dict[str, dict[str, float]] = {}
+    for (name, split), counts in counts_of(look, readouts).items():
+        scores.setdefault(name, {})[split] = float(accuracy(counts)[0])
+    return scores

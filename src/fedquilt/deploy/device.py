@@ -24,13 +24,12 @@ from fedquilt.deploy.node_client import allowed_methods, load_client
 from fedquilt.deploy.node_state import LostState, NodeState
 from fedquilt.deploy.project import Node, plain_name
 from fedquilt.deploy.wire import REASONS, Refused, pack, unpack
-from fedquilt.federation import SPLITS
+from fedquilt.evaluation import counts_of, look_at
 from fedquilt.files import write_bytes
 from fedquilt.fleet import Fleet
 from fedquilt.messages import Down
-from fedquilt.readouts import Look, named
+from fedquilt.readouts import named
 from fedquilt.terms import Terms
-from fedquilt.training.evaluate import confusion
 
 _ROW, _MEMORY = "row", "memory/"
 
@@ -148,26 +147,10 @@ def evaluate(
     fleet: Fleet, down: Down, readouts: list[str], memory: dict[str, Tensor], last: bool
 ) -> dict[str, dict[str, list[list[int]]]]:
     """Counts by true and predicted class of the round before, by read-out and split: the client's own scores."""
-    method, classes = fleet.terms.method, fleet.terms.classes
-    ((received, adapted),) = fleet.looks({down.ids: down})
-    look = Look(
-        received,
-        adapted,
-        predict=method.predicts,
-        memory=memory,
-        fine_tune=lambda rows: fleet.fine_tune(down.ids, rows, down.round),
-        last=last,
-    )
+    known = [readout for readout in map(named, readouts) if readout is not None]
     counts: dict[str, dict[str, list[list[int]]]] = {}
-    for name in readouts:
-        readout = named(name)
-        if readout is None or (readout.needs_last_round and not last):
-            continue
-        counts[name] = {}
-        for split in SPLITS:
-            table = look.table(split)
-            found = confusion(readout.predictions(look, split), table.y, table.mask, classes)
-            counts[name][split] = found[0].to_dense().tolist()
+    for (name, split), found in counts_of(look_at(fleet, down, memory, last), known).items():
+        counts.setdefault(name, {})[split] = found[0].to_dense().tolist()
     return counts
 
 

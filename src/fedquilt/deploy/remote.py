@@ -23,7 +23,8 @@ from fedquilt.deploy.node_state import FRESH
 from fedquilt.deploy.post import Post
 from fedquilt.deploy.project import Rounds, Transfer
 from fedquilt.deploy.wire import Refused, pack, unpack
-from fedquilt.federation import SPLITS, Federation, RoundReport
+from fedquilt.evaluation import SPLITS
+from fedquilt.federation import Federation, RoundReport
 from fedquilt.messages import Down, Member, Passed, counted
 from fedquilt.readouts import Readout
 from fedquilt.results import Evaluation
