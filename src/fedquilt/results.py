@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedquilt.everyday import worst_decile
 from fedquilt.training.evaluate import accuracy, f_by_class, macro_f1, margins
 
 Row = dict[str, Any]
@@ -63,16 +64,6 @@ class Evaluation:
     def accuracy(self) -> float:
         """The mean over the clients that have samples."""
         return float(accuracy(self.kept).nanmean())
-
-
-def worst_decile(values: Sequence[float]) -> float:
-    """The mean over the worst tenth of the clients, at least one.
-
-    >>> worst_decile([0.9, 0.5, 0.8])
-    0.5
-    """
-    tenth = sorted(values)[: max(1, len(values) // 10)]
-    return sum(tenth) / len(tenth)
 
 
 def final(rows: Iterable[Row], readout: str, split: str) -> dict[str, Row]:

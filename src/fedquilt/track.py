@@ -13,13 +13,12 @@ A callback is any function of the federation and the report of the round that is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedquilt.everyday import flat, worst_decile
 from fedquilt.federation import Callback, Federation, RoundReport
-from fedquilt.results import worst_decile
 from fedquilt.runfile import method_to
 
 
@@ -51,7 +50,7 @@ def settings(federation: Federation) -> dict[str, str]:
         "method": federation.method.name,
     }
     told |= {f"training.{key}": value for key, value in asdict(federation.training).items()}
-    told |= {f"method.{key}": value for key, value in _flat(method_to(federation.method)["settings"]).items()}
+    told |= {f"method.{key}": value for key, value in flat(method_to(federation.method)["settings"])}
     return {key: str(value) for key, value in told.items()}
 
 
@@ -108,10 +107,3 @@ TRACKERS = {"tensorboard": tensorboard, "mlflow": mlflow}
 
 def _needs(name: str, error: ModuleNotFoundError) -> str:
     return f"logging to {name} needs '{error.name}': pip install 'fedquilt[track]'"
-
-
-def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
-    return found

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 import fedquilt as fq
+from fedquilt.everyday import worst_decile
 from fedquilt.methods import FedPer
-from fedquilt.results import Evaluation, final, summarise, worst_decile
+from fedquilt.results import Evaluation, final, summarise
 from fedquilt.training.evaluate import accuracy, confusion, f_by_class, macro_f1
 
 

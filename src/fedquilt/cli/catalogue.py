@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
@@ -13,14 +12,10 @@ from rich.text import Text
 
 from fedquilt.cli import options as opt
 from fedquilt.cli.speak import Refused, out, print_json
+from fedquilt.everyday import first_line
 from fedquilt.names import unknown
 
 Entry = dict[str, Any]
-
-
-def first_line(thing: object) -> str:
-    """The first line of a docstring."""
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
 
 
 def entries(known: Iterable[tuple[str, Callable[..., Any]]], with_settings: bool = True) -> list[Entry]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedquilt.cli import options as opt
 from fedquilt.cli.speak import Refused, out, print_json
-from fedquilt.cli.tables import percent
+from fedquilt.everyday import percent
 
 if TYPE_CHECKING:
     from fedquilt.onboard import Onboarded

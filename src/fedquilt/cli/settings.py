@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedquilt.cli.speak import Refused
+from fedquilt.everyday import settings_of
 from fedquilt.names import unknown
 
 MANY = ("--set", "--sweep", "--traits")  # options that take several words
@@ -61,25 +62,24 @@ class Shelf:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-def shelf_of(thing: Callable[..., Any], without: Sequence[str] = ("seed",)) -> Shelf:
+def shelf_of(thing: Callable[..., Any]) -> Shelf:
     """The settings of a function or a dataclass.
 
     >>> from fedquilt.training.settings import Training
     >>> shelf_of(Training).hints["lr"]
     <class 'float'>
     """
-    parameters = inspect.signature(thing).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in without]
+    named = settings_of(thing)
     try:
         told = get_type_hints(thing)
     except (NameError, TypeError):  # a user's annotations may name what is not there when the program runs
         told = {}
-    defaults = {p.name: p.default for p in named if p.default is not p.empty}
+    defaults = {key: default for key, default in named.items() if default is not inspect.Parameter.empty}
     for key, value in getattr(thing, "__dataclass_fields__", {}).items():
         if callable(value.default_factory):
             defaults[key] = value.default_factory()
-    guesses = {p.name: Any if defaults.get(p.name) is None else type(defaults[p.name]) for p in named}
-    return Shelf({p.name: told.get(p.name, guesses[p.name]) for p in named}, defaults)
+    guesses = {key: Any if defaults.get(key) is None else type(defaults[key]) for key in named}
+    return Shelf({key: told.get(key, guesses[key]) for key in named}, defaults)
 
 
 def route(words: Sequence[str], shelves: Mapping[str, Shelf], methods: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
+
+from fedquilt.everyday import finite
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -37,12 +38,4 @@ def say_warnings() -> None:
 
 def print_json(value: Any) -> None:
     """One line of JSON on standard output; what is not a number is null."""
-    print(json.dumps(_finite(value), allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(json.dumps(finite(value), allow_nan=False))

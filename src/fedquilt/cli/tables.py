@@ -8,27 +8,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from fedquilt.everyday import megabytes, percent
+
 Summary = Mapping[str, Any]
-
-
-def percent(value: float | None, sign: bool = False) -> str:
-    """A share in per cent.
-
-    >>> percent(0.849), percent(0.06, sign=True), percent(None)
-    ('84.9', '+6.0', '–')
-    """
-    if value is None:
-        return "–"
-    return f"{100 * value:+.1f}" if sign else f"{100 * value:.1f}"
-
-
-def megabytes(value: float) -> str:
-    """Megabytes to three digits.
-
-    >>> megabytes(0), megabytes(0.0123), megabytes(15.241), megabytes(1234.5)
-    ('0', '0.0123', '15.2', '1,234')
-    """
-    return f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.3g}"
 
 
 def summary_table(summaries: Sequence[Summary]) -> Table:

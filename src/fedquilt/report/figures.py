@@ -5,12 +5,13 @@ Everything heavy is aggregated here and packed as typed arrays, so that the page
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedquilt.everyday import flat
 from fedquilt.report.circles import frames, packed, small
 from fedquilt.report.files import Reading, RunFiles, read_run, run_folders
 from fedquilt.report.views import ALONE, Group, at_rounds, known_mean, placed, view_data
@@ -146,19 +147,6 @@ def run_facts(group: Group, run: RunFiles) -> dict[str, Any]:
     facts = {key: run.summary[key] for key in keys if isinstance(run.summary.get(key), str | int | float)}
     told = [f"{name} = {value}" for name, value in flat(run.settings)]
     return {"folder": run.folder.name, "method": group.name, "seed": run.seed, "facts": facts, "settings": told}
-
-
-def flat(table: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    """Nested tables as dotted names.
-
-    >>> flat({"seed": 0, "method": {"name": "feddl", "linkage": "average"}})
-    [('seed', 0), ('method.name', 'feddl'), ('method.linkage', 'average')]
-    """
-    pairs: list[tuple[str, Any]] = []
-    for key, value in table.items():
-        name = f"{above}.{key}" if above else str(key)
-        pairs.extend(flat(value, name) if isinstance(value, dict) else [(name, value)])
-    return pairs
 
 
 def _settings(run: RunFiles) -> list[tuple[str, Any]]:

@@ -19,6 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from fedquilt.everyday import finite
 from fedquilt.files import write_text
 from fedquilt.report.figures import page_data
 
@@ -72,19 +73,8 @@ def data_json(data: Mapping[str, Any]) -> str:
     >>> data_json({"client": "</script>"})
     '{"client":"\\\\u003c/script>"}'
     """
-    text = json.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: a number that is neither is null."""
-    if isinstance(value, float):
-        return value if abs(value) < float("inf") else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 @cache

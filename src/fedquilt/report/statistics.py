@@ -24,6 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from fedquilt import everyday
+
 Floats = NDArray[np.float64]
 
 
@@ -79,8 +81,7 @@ def worst_decile(values: ArrayLike) -> float:
     >>> worst_decile([[c / 20] for c in range(20)])
     0.025
     """
-    clients = np.sort(score_table(values).mean(axis=1))
-    return float(clients[: max(1, len(clients) // 10)].mean())
+    return everyday.worst_decile(score_table(values).mean(axis=1).tolist())
 
 
 def share_gaining(values: ArrayLike, alone: ArrayLike) -> float:

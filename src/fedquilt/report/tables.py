@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from fedquilt.everyday import megabytes, percent
 from fedquilt.report.compare import Comparison, MethodRow
 from fedquilt.report.statistics import Interval
 
@@ -33,11 +34,11 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
     rows = comparison.rows
     columns: list[tuple[str, list[Cell]]] = [
         ("method", [Cell(r.name, r.level_with_best) for r in rows]),
-        ("accuracy %", [Cell(percent(r.score), r.level_with_best) for r in rows]),
+        ("accuracy %", [Cell(interval_in_percent(r.score), r.level_with_best) for r in rows]),
         ("worst decile %", [Cell(f"{100 * r.worst_decile:.1f}") for r in rows]),
     ]
     if any(r.gain for r in rows):
-        columns.append(("gain over alone", [Cell(percent(r.gain, sign=True)) for r in rows]))
+        columns.append(("gain over alone", [Cell(interval_in_percent(r.gain, sign=True)) for r in rows]))
         columns.append(("clients gaining %", [Cell(_number(r.share_gaining, 100, ".0f")) for r in rows]))
     if comparison.target is not None:
         goal = f"{100 * comparison.target:.1f} %"
@@ -158,27 +159,14 @@ def explanations(comparison: Comparison) -> list[str]:
     return told + [note[0].upper() + note[1:] + "." for note in c.notes]
 
 
-def percent(interval: Interval | None, sign: bool = False) -> str:
+def interval_in_percent(interval: Interval | None, sign: bool = False) -> str:
     """An interval in per cent.
 
-    >>> percent(Interval(0.912, 0.9, 0.924)), percent(Interval(0.02, 0.01, 0.03), sign=True)
+    >>> interval_in_percent(Interval(0.912, 0.9, 0.924)), interval_in_percent(Interval(0.02, 0.01, 0.03), sign=True)
     ('91.2 ± 1.2', '+2.0 ± 1.0')
     """
-    if interval is None:
-        return "–"
-    mean = f"{100 * interval.mean:+.1f}" if sign else f"{100 * interval.mean:.1f}"
-    return f"{mean} ± {100 * interval.half:.1f}" if interval.half != float("inf") else mean
-
-
-def megabytes(value: float | None) -> str:
-    """Megabytes to three digits, or to the whole one.
-
-    >>> megabytes(0.01234), megabytes(37768.4), megabytes(None)
-    ('0.0123', '37,768', '–')
-    """
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    mean = percent(None if interval is None else interval.mean, sign)
+    return mean if interval is None or interval.half == float("inf") else f"{mean} ± {percent(interval.half)}"
 
 
 def spreadsheet_safe(text: str) -> str:
@@ -247,7 +235,7 @@ def _against(row: MethodRow) -> str:
     d = row.against_reference
     if d is None:
         return "–"
-    return percent(d.interval, sign=True) + ((" ▲" if d.interval.mean > 0 else " ▼") if d.real else "")
+    return interval_in_percent(d.interval, sign=True) + ((" ▲" if d.interval.mean > 0 else " ▼") if d.real else "")
 
 
 def _p(row: MethodRow) -> str:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from fedquilt.everyday import settings_of
 from fedquilt.names import unknown
 from fedquilt.scenario import Scenario
 from fedquilt.values import python, whole
 
 Builder = Callable[..., Scenario]
-
-
-def settings_of(builder: Builder) -> dict[str, Any]:
-    """The keyword settings of a scenario and their defaults, without the seed."""
-    return {k: p.default for k, p in inspect.signature(builder).parameters.items() if k != "seed"}
-
-
-def describe(builder: Builder) -> str:
-    """The first line of a scenario's docstring: what lists show."""
-    return (inspect.getdoc(builder) or "").partition("\n")[0]
 
 
 def build_from(scenarios: Mapping[str, Builder], name: str, seed: int, settings: Mapping[str, Any]) -> Scenario:
