@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedquilt.addresses import load_file
 from fedquilt.checkpoint import (
     Damaged,
     Tensors,
@@ -51,13 +52,12 @@ from fedquilt.runfile import (
     identity,
     method_from,
     named_code,
-    to_toml,
 )
-from fedquilt.scenarios.own import load_file as load_own_file
 from fedquilt.scenarios.own import split_address
 from fedquilt.seals import NAME as CHECKSUMS
 from fedquilt.seals import Growing, check, digest, digest_of_file, seal, sealed
 from fedquilt.sharing import Plan
+from fedquilt.toml import to_toml
 from fedquilt.trust import check_file, remember
 
 METRICS, PLANS, TRAFFIC, SUMMARY = "metrics.jsonl", "plans.jsonl", "traffic.jsonl", "summary.json"
@@ -358,7 +358,7 @@ def load_model(folder: str | Path, client: str, *, trust: bool = False) -> nn.Mo
     own = split_address(settings["scenario"].get("file", ""))
     if own is not None and own[0].is_file():
         check_file(own[0], trust)
-        load_own_file(own[0])  # its models may be of classes in there
+        load_file(own[0])  # its models may be of classes in there
     method = method_from(settings["method"], trust)
     member = Member(client, entry["samples"], entry["traits"], tuple(entry["labels"]), {}, entry.get("public", 0))
     builder = builder_from_text(entry["builder"], trust)

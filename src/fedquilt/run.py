@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fedquilt import scenarios
+from fedquilt.addresses import check_no_file_is_loading
 from fedquilt.checkpoint import Damaged
 from fedquilt.disk import METRICS, RunFolder
 from fedquilt.federation import Callback, Federation, RoundReport
@@ -24,10 +25,11 @@ from fedquilt.methods.find import find
 from fedquilt.names import unknown
 from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.results import Evaluation, Row, final, summarise
-from fedquilt.runfile import method_from, rule_from, rule_to, training_from, values_of
+from fedquilt.runfile import method_from, rule_from, rule_to, training_from
 from fedquilt.scenario import Scenario
-from fedquilt.scenarios.own import check_no_file_is_loading, from_file, split_address
+from fedquilt.scenarios.own import from_file, split_address
 from fedquilt.sharing import Plan, Rule, mean, pick
+from fedquilt.toml import values_of
 from fedquilt.training.parallel import cores
 from fedquilt.training.settings import Training
 from fedquilt.trust import check_file

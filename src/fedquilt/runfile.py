@@ -9,13 +9,13 @@ import subprocess
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from fedquilt.addresses import inside, put_together, taken_apart
 from fedquilt.checkpoint import Damaged
 from fedquilt.client import ModelBuilder, Split
 from fedquilt.federation import Federation
@@ -25,13 +25,13 @@ from fedquilt.readouts import named
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.own import split_address
 from fedquilt.sharing import MERGES, Rule, pick
+from fedquilt.toml import NONE, values_of
 from fedquilt.training.settings import Training
 from fedquilt.trust import Untrusted, module_of
 from fedquilt.values import python
 
 FORMAT = 2
 READABLE = (1, 2)  # in format 1 nothing but the checkpoint has checksums
-_NONE = {"none": True}  # TOML has no word for None
 # what the results of a run follow from
 _DECIDES = ("scenario", "method", "seed", "training", "merge", "readouts", "evaluate_every", "fingerprint")
 
@@ -159,28 +159,11 @@ def rule_from(text: Mapping[str, Any]) -> Rule:
     return pick(text["name"], **{key: value for key, value in text.items() if key != "name"})
 
 
-def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they were before they became text: lists are tuples again, and None is None.
-
-    >>> values_of({"blocks": [3, 3], "width": {"none": True}})
-    {'blocks': (3, 3), 'width': None}
-    """
-    return {key: _value_of(value) for key, value in settings.items()}
-
-
-def _value_of(value: Any) -> Any:
-    if value == _NONE:
-        return None
-    if isinstance(value, Mapping):
-        return values_of(value)
-    return tuple(_value_of(part) for part in value) if isinstance(value, list) else value
-
-
 def plain(value: Any) -> Any:
     """A setting as TOML and JSON can hold it; `values_of` turns it back."""
     value = python(value)
     if value is None:
-        return _NONE
+        return NONE
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -197,11 +180,7 @@ def plain(value: Any) -> Any:
 
 def builder_to_text(builder: ModelBuilder) -> dict[str, Any]:
     """Where a model's builder is: a function or class of a module, and its arguments; empty where it has no address."""
-    inner: Any = builder
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    while isinstance(inner, partial):
-        args, kwargs, inner = [*python(inner.args), *args], {**python(inner.keywords), **kwargs}, inner.func
+    inner, args, kwargs = taken_apart(builder)
     name, module = getattr(inner, "__qualname__", "<"), getattr(inner, "__module__", "__main__")
     plain = json.loads(json.dumps({"args": args, "kwargs": kwargs}, default=lambda _: "<")) if "<" not in name else None
     if plain is None or "<" in json.dumps(plain) or module == "__main__":
@@ -230,7 +209,7 @@ def builder_from_text(text: Mapping[str, Any], trust: bool = False) -> ModelBuil
         raise Damaged(
             f"'{text['address']}' builds no model: it is no nn.Module, nor a function declared '-> nn.Module'"
         )
-    return partial(found, *(_value_of(a) for a in text["args"]), **text["kwargs"])
+    return put_together(found, text["args"], text["kwargs"])
 
 
 def _gives_module(found: Any) -> bool:
@@ -248,12 +227,9 @@ def _find(address: str, trust: bool) -> Any:
     if not all(module.split(".")):
         return None
     try:
-        found: Any = module_of(module, trust)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
+        return inside(module_of(module, trust), name)
+    except ImportError:
         return None
-    return found
 
 
 def named_code(federation: Federation) -> tuple[list[Path], list[str]]:
@@ -299,53 +275,3 @@ def _commit() -> str:
     except OSError:
         return ""
     return found.stdout.strip()
-
-
-# --- TOML -------------------------------------------------------------------------------------------------------------
-
-
-def to_toml(table: Mapping[str, Any], path: str = "") -> str:
-    """Plain values as TOML; a key whose value is None is left out, since TOML has no word for it.
-
-    >>> print(to_toml({"seed": 0, "method": {"name": "fedprox", "settings": {"mu": 0.1}}}))
-    seed = 0
-    <BLANKLINE>
-    [method]
-    name = "fedprox"
-    <BLANKLINE>
-    [method.settings]
-    mu = 0.1
-    <BLANKLINE>
-    """
-    lines = [f"{_key(key)} = {_text(value)}" for key, value in table.items() if not _apart(value) and value is not None]
-    text = "\n".join(lines) + ("\n" if lines else "")
-    for key, value in table.items():
-        if _apart(value):
-            name = f"{path}.{_key(key)}" if path else _key(key)
-            text += f"\n[{name}]\n" + to_toml(value, name)
-    return text
-
-
-def _apart(value: Any) -> bool:
-    """Whether a value is a table with a heading of its own."""
-    return isinstance(value, Mapping) and value != _NONE
-
-
-def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _quoted(key)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(float(value))
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_text(part) for part in value) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_text(v)}" for k, v in value.items()) + "}"
-    return _quoted(value) if isinstance(value, str) else str(value)

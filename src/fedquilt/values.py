@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from fedquilt.toml import values_of
+
 T = TypeVar("T")
 
 
@@ -27,7 +29,7 @@ def python(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray | torch.Tensor):
-        return _nested(value.tolist())
+        return values_of(value.tolist())
     if type(value) in (list, tuple):
         parts = [python(part) for part in value]
         return value if _same(parts, value) else type(value)(parts)
@@ -83,10 +85,6 @@ def with_python_settings(thing: T) -> T:
     given = {field.name: getattr(thing, field.name) for field in fields(thing) if field.init}
     changed = {name: now for name, value in given.items() if (now := python(value)) is not value}
     return replace(thing, **changed) if changed else thing
-
-
-def _nested(value: Any) -> Any:
-    return tuple(_nested(part) for part in value) if isinstance(value, list) else value
 
 
 def _same(now: Iterable[Any], before: Iterable[Any]) -> bool:

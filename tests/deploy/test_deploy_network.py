@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from deploy_help import Network, digits_with_public, lines, same_rows, simulate
 
 from fedquilt.deploy.create import create_from_scenario
-from fedquilt.deploy.letters import plain
 from fedquilt.deploy.processes import free_port
 from fedquilt.deploy.project import Address, Project, Rounds, Transfer
 from fedquilt.scenario import Scenario
+from fedquilt.toml import values_of
 
 pytestmark = pytest.mark.deploy
 ROUNDS = 3
@@ -52,7 +52,7 @@ def test_the_same_numbers_as_in_a_simulation(
     network: Network, scenario: Scenario, method: str, settings: dict[str, Any]
 ) -> None:
     folder, summary = network.run(method, rounds=ROUNDS, settings=settings)
-    expected = simulate(scenario, method, ROUNDS, settings=plain(settings))
+    expected = simulate(scenario, method, ROUNDS, settings=values_of(settings))
     same_rows(lines(folder / "metrics.jsonl"), expected.rows)
     plans = {line["round"]: line["units"] for line in lines(folder / "plans.jsonl")}
     assert {round_: plan.to_json()["units"] for round_, plan in expected.plans} == plans

@@ -16,12 +16,12 @@ import torch
 from _pytest.mark import ParameterSet
 from deploy_help import digits_with_public, federate, same_rows
 
-from fedquilt.deploy.letters import plain
 from fedquilt.federation import Federation
 from fedquilt.readouts import READOUTS
 from fedquilt.run import make_method, make_readouts
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios import build
+from fedquilt.toml import values_of
 
 ROUNDS = 4
 
@@ -51,7 +51,7 @@ KINDS = [
 def compare(folder: Path, scenario: Scenario, method: str, settings: dict[str, Any], readouts: list[str]) -> None:
     training = scenario.training.but({"rounds": ROUNDS})
     simulated = Federation(
-        scenario, make_method(method, plain(settings)), training, device="cpu", engine="sequential",
+        scenario, make_method(method, values_of(settings)), training, device="cpu", engine="sequential",
         readouts=make_readouts(readouts),
     )  # fmt: skip
     remote, _ = federate(folder, scenario, method, ROUNDS, settings=settings, readouts=readouts)

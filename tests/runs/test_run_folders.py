@@ -22,7 +22,8 @@ from fedquilt.cli.report import comparisons
 from fedquilt.disk import DiskFull, RunFolder
 from fedquilt.lock import Held, Lock
 from fedquilt.methods import METHODS, FedAvg, FedMN, FedPer, ModFL
-from fedquilt.runfile import builder_from_text, builder_to_text, fingerprint, method_from, method_to, to_toml
+from fedquilt.runfile import builder_from_text, builder_to_text, fingerprint, method_from, method_to
+from fedquilt.toml import to_toml
 
 QUICK: dict[str, Any] = {"engine": "sequential", "alone": False, "checkpoint_every": 2}
 

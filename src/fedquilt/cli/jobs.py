@@ -57,7 +57,8 @@ class Job:
     def build(self) -> Scenario:
         """Its clients."""
         from fedquilt.cli.scenario import find
-        from fedquilt.runfile import training_from, values_of
+        from fedquilt.runfile import training_from
+        from fedquilt.toml import values_of
 
         made = find(self.scenario).build(self.seed, values_of(self.scenario_settings))
         changed = training_from({**asdict(made.training), **self.training})

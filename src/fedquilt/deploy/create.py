@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedquilt.addresses import home_of, taken_apart
 from fedquilt.deploy import keys
 from fedquilt.deploy.project import Address, Node, Project, Rounds, Terms, Transfer, check_names
-from fedquilt.values import python
 
 if TYPE_CHECKING:
     from fedquilt.client import Client, Split
@@ -93,6 +90,7 @@ def model_reference(builder: Any, client: str) -> tuple[dict[str, Any], Path | N
     """How a device finds a model builder: the function's name and its plain arguments; and the file to take along
     where the function is in a file of the user's own.
 
+    >>> from functools import partial
     >>> from torch import nn
     >>> model_reference(partial(nn.Linear, 4, out_features=2), "a")
     ({'builder': 'torch.nn.modules.linear:Linear', 'arguments': [4], 'keywords': {'out_features': 2}}, None)
@@ -102,34 +100,21 @@ def model_reference(builder: Any, client: str) -> tuple[dict[str, Any], Path | N
     ValueError: client 'a': a device cannot find its model builder; make it a function of a file or module, or a
     functools.partial of one with plain arguments
     """
-    function, arguments, keywords = builder, (), {}
-    if isinstance(builder, partial):
-        function, arguments, keywords = builder.func, python(builder.args), python(builder.keywords)
-    address, file = _home(function)
+    function, arguments, keywords = taken_apart(builder)
+    home = home_of(function)
     try:
         json.dumps([arguments, keywords], allow_nan=False)
     except (TypeError, ValueError):
-        address = ""
-    if not address:
+        home = None
+    if home is None:
         raise ValueError(
             f"client '{client}': a device cannot find its model builder; make it a function of a file or module, or a\n"
             "functools.partial of one with plain arguments"
         )
-    reference: dict[str, Any] = {"builder": address}
+    module, file = home
+    reference: dict[str, Any] = {"builder": f"{module if file is None else file.name}:{function.__qualname__}"}
     reference |= {"arguments": list(arguments)} if arguments else {}
-    return reference | ({"keywords": dict(keywords)} if keywords else {}), file
-
-
-def _home(function: Any) -> tuple[str, Path | None]:
-    """Where a function is: in an installed module, or in a file of the user's own; empty where it has no address."""
-    module, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__qualname__", "")
-    if module is None or getattr(module, name, None) is not function:
-        return "", None
-    file = Path(getattr(module, "__file__", None) or "builtin")
-    places = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
-    if "." in module.__name__ or file.suffix != ".py" or any(file.is_relative_to(place) for place in places):
-        return f"{module.__name__}:{name}", None
-    return f"{file.name}:{name}", file
+    return reference | ({"keywords": keywords} if keywords else {}), file
 
 
 def _skeleton(folder: Path, names: Sequence[str], project: Project) -> Project:

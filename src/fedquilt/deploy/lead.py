@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedquilt.client import Split, as_split
-from fedquilt.deploy.letters import plain, read_member, write_terms
+from fedquilt.deploy.letters import read_member, write_terms
 from fedquilt.deploy.node_client import builder
 from fedquilt.deploy.post import Post
 from fedquilt.deploy.project import Project
@@ -25,6 +25,7 @@ from fedquilt.run import Run, make_method, make_readouts
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import pick
 from fedquilt.terms import Terms
+from fedquilt.toml import values_of
 from fedquilt.training.settings import Training
 
 Declarations = dict[str, dict[str, Any]]
@@ -133,10 +134,10 @@ def _hello(
 
 def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
     """What a run's clients agree on, from the project and what was asked for."""
-    training = Training(**plain({**project.terms.training, **spec.get("training", {})}))
+    training = Training(**values_of({**project.terms.training, **spec.get("training", {})}))
     if spec.get("rounds"):
         training = training.but({"rounds": spec["rounds"]})
-    method = make_method(spec["method"], plain(spec.get("settings", {})))
+    method = make_method(spec["method"], values_of(spec.get("settings", {})))
     if "source" in spec and source_of(type(method)) != spec["source"]:
         raise ValueError(
             f"the code of the method '{method.name}' is not that which the run {spec['run']} was begun with; put it "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from fedquilt.deploy.wire import Refused, check_values, grow, shrink
 from fedquilt.messages import Block, Down, Member, Up
 from fedquilt.methods import METHODS, Method
 from fedquilt.methods.find import address_of, source_of
-from fedquilt.runfile import method_to, values_of
+from fedquilt.runfile import method_to
 from fedquilt.terms import Terms
+from fedquilt.toml import values_of
 from fedquilt.training.settings import Training
 
 Arrays = dict[str, NDArray[Any]]
@@ -148,7 +149,7 @@ def agree(answers: Mapping[int, tuple[dict[str, Tensor], dict[str, Tensor]]]) ->
 
 
 def write_terms(terms: Terms) -> Text:
-    """What everyone agrees on, as text; the samples the server holds are named by `common_of` instead.
+    """What everyone agrees on, as text; the samples that the server holds are files on every device.
 
     A method that is not the library's is named by its address (a file without its folder, which is nobody's business)
     and a checksum of its source.
@@ -169,7 +170,7 @@ def write_terms(terms: Terms) -> Text:
 
 def read_terms(text: Mapping[str, Any], common: Any, public_test: Any, allowed: Allowed) -> Terms:
     """The terms that `write_terms` wrote, with the public samples that the device holds."""
-    training = Training(**plain(text["training"]))
+    training = Training(**values_of(text["training"]))
     method = read_method(text["method"], allowed)
     return Terms(method, training, text["classes"], text["seed"], common, public_test)
 
@@ -217,17 +218,6 @@ def read_member(text: Mapping[str, Any]) -> Member:
     statistics = {str(unit): int(n) for unit, n in text["statistics"].items()}
     name, samples = str(text["name"]), int(text["samples"])
     return Member(name, samples, traits, labels, units, public, kinds, statistics, constant)
-
-
-def plain(value: Any) -> Any:
-    """Lists as tuples, all the way down: what JSON and TOML made of a tuple.
-
-    >>> plain({"betas": [0.9, [1]]})
-    {'betas': (0.9, (1,))}
-    """
-    if isinstance(value, Mapping):
-        return {key: plain(part) for key, part in value.items()}
-    return tuple(plain(part) for part in value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _row(array: NDArray[Any]) -> Tensor:

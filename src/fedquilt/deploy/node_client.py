@@ -6,14 +6,13 @@ Beside the library's methods a device runs those that its owner allowed in `clie
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
+from fedquilt.addresses import inside, load_file, put_together
 from fedquilt.client import Change, Client
 from fedquilt.data.npz import NotArrays, read_arrays
 from fedquilt.deploy.project import CLIENT, Node
@@ -83,23 +82,10 @@ def allowed_methods(node: Node) -> Allowed:
 def builder(folder: Path, reference: Mapping[str, Any], client: str) -> Callable[[], nn.Module]:
     """The model builder that a reference in a TOML file names; lists of arguments arrive as tuples."""
     source, _, name = str(reference["builder"]).rpartition(":")
-    module = _from_file(folder / source) if source.endswith(".py") else import_module(source)
-    found = getattr(module, name, None)
+    if source.endswith(".py") and not (folder / source).is_file():
+        raise FileNotFoundError(f"the model file {folder / source} does not exist; copy it beside client.toml")
+    module = load_file(folder / source) if source.endswith(".py") else import_module(source)
+    found = inside(module, name)
     if not callable(found):
         raise ValueError(f"client '{client}': {source} has no function '{name}' to build the model with")
-    arguments = [_plain(value) for value in reference.get("arguments", ())]
-    keywords = {key: _plain(value) for key, value in reference.get("keywords", {}).items()}
-    return cast(Callable[[], nn.Module], partial(found, *arguments, **keywords) if arguments or keywords else found)
-
-
-def _from_file(path: Path) -> Any:
-    spec = spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"the model file {path} does not exist; copy it beside client.toml")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _plain(value: Any) -> Any:
-    return tuple(_plain(part) for part in value) if isinstance(value, list) else value
+    return put_together(found, reference.get("arguments", ()), reference.get("keywords", {}))

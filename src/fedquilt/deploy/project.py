@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedquilt.files import write_text
+from fedquilt.toml import to_toml
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 FEDERATION, CLIENT = "federation.toml", "client.toml"
@@ -279,7 +280,5 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def write_toml(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a TOML file, lists for tuples."""
-    import tomli_w
-
-    write_text(path, tomli_w.dumps(json.loads(json.dumps(content))))
+    """Writes a TOML file."""
+    write_text(path, to_toml(content))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import sysconfig
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard
 
+from fedquilt.addresses import home_of, inside, load_file
 from fedquilt.methods import METHODS, Method
 from fedquilt.names import unknown
-from fedquilt.scenarios.own import load_file
 from fedquilt.seals import digest
 from fedquilt.trust import Untrusted, check_file, module_of
 
@@ -139,7 +138,7 @@ def class_at(address: str, trust: bool = True) -> type[Method]:
         if len(own) != 1:
             raise ValueError(f"{address} holds {len(own)} methods ({', '.join(own)}); write {address}:Class")
         (name,) = own
-    found = _inside(module, name)
+    found = inside(module, name)
     if _is_method(found):
         return found
     if module.__name__ == "__main__":
@@ -159,18 +158,15 @@ def address_of(kind: type[Method]) -> str:
     >>> address_of(FedPer)
     'fedquilt.methods.fedper:FedPer'
     """
-    module, name = sys.modules.get(kind.__module__), kind.__qualname__
-    if module is None or _inside(module, name) is not kind:
+    name, home = kind.__qualname__, home_of(kind)
+    if home is None:
         why = "it is made inside of a function" if "<locals>" in name else "it is not where its name says"
         raise ValueError(
             f"the method {name} cannot be found again from text, as a run on disk must: {why}; put the class on the "
             "outermost level of a file or module, or run without `out`"
         )
-    file = _own_file(module)
-    if file is not None:
-        return f"{file}:{name}"
-    started = module.__spec__ if module.__name__ == "__main__" else None  # by python -m
-    return f"{module.__name__ if started is None else started.name}:{name}"
+    module, file = home
+    return f"{module if file is None else file}:{name}"
 
 
 def source_of(kind: type[Method]) -> str:
@@ -202,14 +198,6 @@ def _is_method(value: object) -> TypeGuard[type[Method]]:
     return isinstance(value, type) and issubclass(value, Method)
 
 
-def _inside(module: ModuleType, name: str) -> object:
-    """What has a dotted name in a module; None where there is nothing."""
-    found: object = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
 def _file(path: Path, trust: bool) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; give a method's name, or path/to/file.py:Class")
@@ -230,16 +218,6 @@ def _module(name: str, trust: bool) -> ModuleType:
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         raise ValueError(f"the module '{name}' failed with {said} (--debug shows where)") from error
-
-
-def _own_file(module: ModuleType) -> Path | None:
-    """The file of a module that is just that, no part of a package and not installed."""
-    started = module.__spec__ if module.__name__ == "__main__" else None
-    file = Path(getattr(module, "__file__", None) or "nowhere").resolve()
-    places = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")]
-    installed = any(file.is_relative_to(place) for place in places)
-    alone = "." not in module.__name__ and not hasattr(module, "__path__") and started is None
-    return file if alone and not installed and file.suffix == ".py" and file.is_file() else None
 
 
 def _check_own(kind: type[Method], address: str) -> None:
