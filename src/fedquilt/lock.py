@@ -1,13 +1,18 @@
-"""One worker at a time in a directory, as long as it lives: a lock that a kill releases too.
+"""One worker at a time in a directory, as long as it lives: locks that a kill releases too.
 
-Between processes the system keeps it. That lock is the whole process's, and closing the file anywhere in it gives the
-lock away, so the threads of a process first settle among themselves who may so much as open the file.
+`Lock` refuses whoever comes second. Between processes the system keeps it: a lock of the whole process, which workers
+that it forks do not inherit. Closing the file anywhere in the process gives it away, so the threads first settle among
+themselves who may so much as open the file.
+
+`in_turn` lets whoever comes second wait. It is a lock of the open file, which threads need not settle anything for; a
+process that is forked inside of it would hold it too.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -80,6 +85,21 @@ class Lock:
         if self._key is not None:
             _held.pop(self._key, None)
             self._key = None
+
+
+@contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Wait until nobody else, of this process or another, is inside with the same file; the file stays.
+
+    >>> import tempfile
+    >>> with in_turn(Path(tempfile.mkdtemp()) / "lock"):
+    ...     print("alone")
+    alone
+    """
+    with path.open("w") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _inode(path: Path) -> int:

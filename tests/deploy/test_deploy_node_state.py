@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 from pathlib import Path
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
-from fedquilt.deploy import node_state
 from fedquilt.deploy.node_state import FRESH, LostState, NodeState
 
 
@@ -124,4 +124,4 @@ def test_a_kill_while_staging_leaves_the_committed_state(tmp_path: Path, moment:
 def test_an_old_process_cannot_work_beside_a_new_one(tmp_path: Path) -> None:
     state = NodeState(tmp_path, "run")
     with state.alone(), (state.folder / "lock").open("w") as other, pytest.raises(BlockingIOError):
-        node_state.fcntl.flock(other, node_state.fcntl.LOCK_EX | node_state.fcntl.LOCK_NB)  # type: ignore[attr-defined]
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,9 +15,8 @@ is whole or absent.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedquilt.files import sync_folder, write_bytes
+from fedquilt.lock import in_turn
 
 Arrays = dict[str, NDArray[np.generic]]
 FRESH = ""  # the token of a client that the server has accepted nothing from yet
@@ -54,12 +54,9 @@ class NodeState:
         self.committed = self.folder / "committed.safetensors"
         self.staged = self.folder / "staged.safetensors"
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Waits until no other process of this client works on the state: one of a killed node may still run."""
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        return in_turn(self.folder / "lock")
 
     def settle(self, accepted: str) -> tuple[Arrays, dict[str, str]] | None:
         """The state that the server knows, or None for a client that starts; `LostState` if it is not here."""
