@@ -39,11 +39,13 @@ SIZES = (11, 7, 9, 12, 8, 10)
 
 
 class SmallNet(nn.Module):
-    """A network of two modules, each of a layer or two, for six numbers and three classes."""
+    """A network of two modules, of a few layers and of one, for six numbers and three classes."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.configuration = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 4), nn.Tanh())
+        self.configuration = nn.Sequential(
+            nn.LayerNorm(6), nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 4), nn.Tanh()
+        )
         self.operation = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from fedquilt.methods.base import Heard, Method, State
 from fedquilt.methods.ditto import Ditto
 from fedquilt.methods.fedavg import FedAvg
+from fedquilt.methods.fedbn import FedBN
 from fedquilt.methods.feddl import FedDL
 from fedquilt.methods.fedmn import FedMN
 from fedquilt.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -10,6 +11,7 @@ from fedquilt.methods.fedper import FedPer
 from fedquilt.methods.fedprox import FedProx
 from fedquilt.methods.fedrep import FedRep
 from fedquilt.methods.ifca import IFCA
+from fedquilt.methods.lgfedavg import LGFedAvg
 from fedquilt.methods.local import Local
 from fedquilt.methods.modfl import ModFL
 from fedquilt.methods.perfedavg import PerFedAvg
@@ -29,7 +31,12 @@ FAMILIES: dict[str, dict[type[Method], str]] = {
         Scaffold: "Karimireddy et al. 2020",
     },
     "twin: a model of one's own beside the shared one": {Ditto: "Li et al. 2021"},
-    "cuts: a part of the model stays home": {FedPer: "Arivazhagan et al. 2019", FedRep: "Collins et al. 2021"},
+    "cuts: a part of the model stays home": {
+        FedPer: "Arivazhagan et al. 2019",
+        FedRep: "Collins et al. 2021",
+        LGFedAvg: "Liang et al. 2020",
+        FedBN: "Li et al. 2021",
+    },
     "meta: a start from which clients go on by themselves": {PerFedAvg: "Fallah et al. 2020"},
     "groups: one model for each group of clients": {IFCA: "Ghosh et al. 2020"},
     "systems: unlike sensors, layers, blocks and labels": {
@@ -50,6 +57,7 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBN",
     "FedDL",
     "FedMN",
     "FedPer",
@@ -57,6 +65,7 @@ __all__ = [
     "FedRep",
     "FedYogi",
     "Heard",
+    "LGFedAvg",
     "Local",
     "Method",
     "ModFL",

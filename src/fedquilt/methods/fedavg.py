@@ -6,7 +6,7 @@ with one architecture this is the paper's algorithm to the letter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedquilt.messages import Roster
 from fedquilt.methods.base import Method, State
-from fedquilt.sharing import Plan, UnitPlan
+from fedquilt.sharing import PRIVATE, Plan, UnitPlan
 
 
 def circles_of_shape(roster: Roster, unit: str, within: Sequence[object] | None = None) -> Tensor:
@@ -25,6 +25,23 @@ def circles_of_shape(roster: Roster, unit: str, within: Sequence[object] | None 
     keys = [None if shape is None else (shape, value) for shape, value in zip(shapes, within, strict=True)]
     number: dict[object, int] = {}
     return torch.tensor([-1 if key is None else number.setdefault(key, len(number)) for key in keys])
+
+
+def kept_home(roster: Roster, own: Sequence[Collection[str]]) -> dict[str, UnitPlan]:
+    """Plans of the units that some clients keep home, `own` naming them client by client; whoever else has one shares.
+
+    A unit may be the head of one client and lie in the middle of another's model.
+    """
+    owners: dict[str, list[int]] = {}
+    for number, units in enumerate(own):
+        for unit in units:
+            owners.setdefault(unit, []).append(number)
+    plans = {}
+    for unit, numbers in owners.items():
+        circle = circles_of_shape(roster, unit)
+        circle[numbers] = PRIVATE
+        plans[unit] = UnitPlan(circle, roster.samples)
+    return plans
 
 
 @dataclass(frozen=True)
