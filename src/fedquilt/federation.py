@@ -17,7 +17,7 @@ from fedquilt.fleet import Fleet
 from fedquilt.messages import Down, Passed, Roster, Updates, counted
 from fedquilt.methods.base import Method
 from fedquilt.names import unknown
-from fedquilt.readouts import READOUTS, Readout
+from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.server import Server
@@ -84,7 +84,7 @@ class Federation:
         self.scenario, self.method, self.seed = scenario, method, seed
         self.training = training or scenario.training
         self.device = pick_device(device)
-        self.readouts = tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]())
+        self.readouts = _with_own(method, tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]()))
         self.evaluate_every = evaluate_every
         terms = Terms(method, self.training, scenario.classes, seed, scenario.common, scenario.public_test)
         self.fleet = Fleet(scenario.clients, terms, self.device, engine, clients_at_once)
@@ -237,3 +237,13 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' was asked for, but PyTorch sees no GPU here; take device='cpu' or 'auto'")
     return device
+
+
+def _with_own(method: Method, readouts: tuple[Readout, ...]) -> tuple[Readout, ...]:
+    """Read-outs, and the one that results of a method are reported with, where that is not what all methods have."""
+    if method.readout == Method.readout or method.readout in {readout.name for readout in readouts}:
+        return readouts
+    own = named(method.readout)
+    if own is None:
+        raise ValueError(f"the method '{method.name}': {unknown(method.readout, READOUTS, 'read-out')}")
+    return (*readouts, own)

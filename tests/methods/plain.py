@@ -1,15 +1,17 @@
-"""Clients by hand: plain PyTorch, full batches, no code of the library's but the first weights and who takes part."""
+"""Clients by hand: plain PyTorch. Of the library's code only the first weights, who takes part and in what order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
 import fedquilt as fq
+from fedquilt.training.batches import orders, streams
 
 Weights = dict[str, Tensor]
 Loss = Callable[[Weights], Tensor]
@@ -89,3 +91,20 @@ def served(fed: fq.Federation) -> Weights:
             held = fed.server.held(unit.name, torch.tensor([0]))[0].cpu()
             found |= {name.removeprefix("model."): value for name, value in layout.named(unit.name, held).items()}
     return found
+
+
+def state(fed: fq.Federation, client: int, name: str) -> Tensor:
+    """What a method keeps with a client under a name, as one vector."""
+    crew = fed.fleet.crews[0]
+    return crew.family.layout.take(crew.rest.take([client]), name)[0]
+
+
+def flat(weights: Weights) -> Tensor:
+    return torch.cat([value.flatten() for value in weights.values()])
+
+
+def order_of(fed: fq.Federation, client: int, round_: int) -> Tensor:
+    """The order of a client's samples in the one epoch of a round: what decides what a batch is, or its parts."""
+    samples = fed.fleet.crews[0].samples
+    key = np.array([samples.key[client]], dtype=np.uint64)
+    return orders(torch.from_numpy(streams(key, round_, 1)), None, samples.count[client])[0, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from plain import (
@@ -10,13 +9,16 @@ from plain import (
     close,
     federation,
     first_weights,
+    flat,
     gradient,
     loss_of,
     mean,
     moved,
     net,
+    order_of,
     scenario,
     served,
+    state,
     weights_of,
 )
 from torch import Tensor
@@ -25,18 +27,8 @@ from torch.nn import functional as F
 
 import fedquilt as fq
 from fedquilt.methods import IFCA, Ditto, FedAvg, FedPer, FedRep, Local, PerFedAvg, Scaffold
-from fedquilt.training.batches import orders, streams
 
 ENGINES = ("sequential", "vectorised")
-
-
-def state(fed: fq.Federation, client: int, name: str) -> Tensor:
-    crew = fed.fleet.crews[0]
-    return crew.family.layout.take(crew.rest.take([client]), name)[0]
-
-
-def flat(weights: Weights) -> Tensor:
-    return torch.cat([value.flatten() for value in weights.values()])
 
 
 # --- SCAFFOLD ---------------------------------------------------------------------------------------------------------
@@ -203,13 +195,6 @@ def test_per_fedavg_by_hand(engine: str, order: str) -> None:
         close(served(fed), w, atol=3e-5)
 
 
-def order_of(fed: fq.Federation, client: int, round_: int) -> Tensor:
-    """The order of a client's samples in the one epoch of a round: what decides how a batch is divided."""
-    samples = fed.fleet.crews[0].samples
-    key = np.array([samples.key[client]], dtype=np.uint64)
-    return orders(torch.from_numpy(streams(key, round_, 1)), None, samples.count[client])[0, 0]
-
-
 def test_per_fedavg_predicts_after_an_epoch_of_plain_steps() -> None:
     of = scenario((6, 6), rounds=1)
     fed = federation(of, PerFedAvg(alpha=0.2))
@@ -222,6 +207,14 @@ def test_per_fedavg_predicts_after_an_epoch_of_plain_steps() -> None:
         start = layout.split_parameters(received.rows[i, : layout.parameters])
         by_hand = moved(start, gradient(loss_of(client), start), -0.2)  # whole batches: an epoch is a step
         close(layout.split_parameters(tuned[i, : layout.parameters]), by_hand)
+
+
+def test_a_method_s_own_read_out_is_what_its_results_are_reported_with() -> None:
+    done = fq.run(scenario((6, 6), rounds=2), PerFedAvg(), alone=False, engine="sequential")
+    assert [readout.name for readout in done.federation.readouts] == ["received", "adapted", "fine-tuned"]
+    assert done.summary["readout"] == "fine-tuned"
+    done = fq.run(scenario((6, 6), rounds=1), FedAvg(), readouts="adapted", alone=False, engine="sequential")
+    assert done.summary["readout"] == "adapted"  # nothing is added where a method has none of its own
 
 
 # --- IFCA -------------------------------------------------------------------------------------------------------------
