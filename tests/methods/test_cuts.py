@@ -1,4 +1,4 @@
-"""LG-FedAvg and FedBN, each beside a plain loop."""
+"""LG-FedAvg, FedBN and FedBABU, each beside a plain loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedquilt as fq
-from fedquilt.methods import FedAvg, FedBN, FedPer, LGFedAvg
+from fedquilt.methods import FedAvg, FedBABU, FedBN, FedPer, LGFedAvg
 
 ENGINES = ("sequential", "vectorised")
 SIZES = [6.0, 9.0, 4.0]
@@ -122,3 +122,51 @@ def test_fedbn_refuses_what_it_cannot_part() -> None:
         federation(mixed, FedBN())
     with pytest.raises(ValueError, match=r"client 'c0', which has no layers that normalise, is FedAvg: use .*'fedavg'"):
         federation(scenario(), FedBN())
+
+
+# --- FedBABU ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fedbabu_learns_a_body_under_a_head_that_rests(engine: str) -> None:
+    of = scenario(rounds=3, weight_decay=0.1)  # which must not move the head either
+    fed = federation(of, FedBABU(), engine)
+    start = first_weights(of)
+    head, body = ({n: v for n, v in start.items() if n.startswith(which)} for which in ("2.", "0."))
+    for _ in range(3):
+        bodies = []
+        for client in of.clients:
+            g = gradient(loss_of(client), body | head)
+            bodies.append({n: v - 0.3 * (g[n] + 0.1 * v) for n, v in body.items()})
+        body = mean(bodies, SIZES)
+        report = fed.step(evaluate=False)
+        assert report.traffic.total_up == report.traffic.total_down == bytes_of(3 * 4 + 4)  # and no head
+        for client in of.clients:
+            now = weights_of(fed.model(client.name))
+            close(now, body | head)
+            assert all(torch.equal(now[name], value) for name, value in head.items())
+
+
+@pytest.mark.parametrize("tunes", ["all", "head"])
+def test_fedbabu_predicts_after_fine_tuning(tunes: str) -> None:
+    of = scenario(rounds=1)
+    fed = federation(of, FedBABU(tunes=tunes, tuning_epochs=2))  # type: ignore[arg-type]
+    fed.step(evaluate=False)
+    ids = fed.fleet.crews[0].family.ids
+    ((received, _),) = fed.fleet.looks({ids: fed.server.down(ids)})
+    tuned = fed.fleet.fine_tune(ids, received.rows, 2)
+    layout = fed.fleet.crews[0].family.layout
+    for i, client in enumerate(of.clients):
+        w = layout.split_parameters(received.rows[i, : layout.parameters])
+        for _ in range(2):
+            g = gradient(loss_of(client), w)
+            w = {n: v - 0.3 * g[n] if tunes == "all" or n.startswith("2.") else v for n, v in w.items()}
+        close(layout.split_parameters(tuned[i, : layout.parameters]), w)
+    assert fq.run(of, FedBABU(), alone=False, engine="sequential").summary["readout"] == "fine-tuned"
+
+
+def test_fedbabu_that_makes_no_sense() -> None:
+    with pytest.raises(ValueError, match="use the method 'fedavg'"):
+        FedBABU(personal=0)
+    with pytest.raises(ValueError, match="random head"):
+        FedBABU(tuning_epochs=0)

@@ -3,9 +3,12 @@
 from fedquilt.methods.base import Heard, Method, State
 from fedquilt.methods.ditto import Ditto
 from fedquilt.methods.fedavg import FedAvg
+from fedquilt.methods.fedbabu import FedBABU
 from fedquilt.methods.fedbn import FedBN
 from fedquilt.methods.feddl import FedDL
+from fedquilt.methods.feddyn import FedDyn
 from fedquilt.methods.fedmn import FedMN
+from fedquilt.methods.fednova import FedNova
 from fedquilt.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedquilt.methods.fedper import FedPer
 from fedquilt.methods.fedprox import FedProx
@@ -29,11 +32,14 @@ FAMILIES: dict[str, dict[type[Method], str]] = {
         FedAdam: "Reddi et al. 2021",
         FedYogi: "Reddi et al. 2021",
         Scaffold: "Karimireddy et al. 2020",
+        FedDyn: "Acar et al. 2021",
+        FedNova: "Wang et al. 2020",
     },
     "twin: a model of one's own beside the shared one": {Ditto: "Li et al. 2021"},
     "cuts: a part of the model stays home": {
         FedPer: "Arivazhagan et al. 2019",
         FedRep: "Collins et al. 2021",
+        FedBABU: "Oh et al. 2022",
         LGFedAvg: "Liang et al. 2020",
         FedBN: "Li et al. 2021",
     },
@@ -57,9 +63,12 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBABU",
     "FedBN",
     "FedDL",
+    "FedDyn",
     "FedMN",
+    "FedNova",
     "FedPer",
     "FedProx",
     "FedRep",
