@@ -1,5 +1,6 @@
 """The methods, by name and in families."""
 
+from fedquilt.methods.apfl import APFL
 from fedquilt.methods.base import Heard, Method, State
 from fedquilt.methods.ditto import Ditto
 from fedquilt.methods.fedavg import FedAvg
@@ -35,7 +36,7 @@ FAMILIES: dict[str, dict[type[Method], str]] = {
         FedDyn: "Acar et al. 2021",
         FedNova: "Wang et al. 2020",
     },
-    "twin: a model of one's own beside the shared one": {Ditto: "Li et al. 2021"},
+    "twin: a model of one's own beside the shared one": {Ditto: "Li et al. 2021", APFL: "Deng et al. 2020"},
     "cuts: a part of the model stays home": {
         FedPer: "Arivazhagan et al. 2019",
         FedRep: "Collins et al. 2021",
@@ -55,6 +56,7 @@ FAMILIES: dict[str, dict[type[Method], str]] = {
 METHODS: dict[str, type[Method]] = {method.name: method for family in FAMILIES.values() for method in family}
 
 __all__ = [
+    "APFL",
     "FAMILIES",
     "IFCA",
     "METHODS",
