@@ -57,6 +57,11 @@ class Fleet:
                 f"the method '{terms.method.name}' reads gradients off the way that clients go, which holds for plain "
                 "SGD only; train with optimiser=sgd and momentum=0"
             )
+        if terms.method.needs_no_decay and terms.training.weight_decay:
+            raise ValueError(
+                f"the method '{terms.method.name}' puts weights in place by its steps, and weight decay would move "
+                "them on; train with weight_decay=0"
+            )
         self.engine_name, self.clients_at_once = engine, clients_at_once
         self.clients = tuple(clients)
         self.numbers = tuple(numbers) if numbers is not None else tuple(range(len(clients)))

@@ -1,4 +1,4 @@
-"""APFL beside a plain loop."""
+"""APFL and pFedMe, each beside a plain loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from plain import (
     mean,
     moved,
     net,
+    order_of,
     scenario,
+    served,
     state,
     weights_of,
 )
@@ -23,7 +25,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import fedquilt as fq
-from fedquilt.methods import APFL, FedAvg
+from fedquilt.methods import APFL, FedAvg, PFedMe
 
 ENGINES = ("sequential", "vectorised")
 SIZES = [6.0, 9.0, 4.0]
@@ -126,3 +128,66 @@ def test_apfl_that_mixes_nothing() -> None:
         APFL(alpha=1)
     with pytest.raises(ValueError, match="no part of a mixture"):
         APFL(alpha=1.5)
+
+
+# --- pFedMe -----------------------------------------------------------------------------------------------------------
+
+
+def value_of(fed: fq.Federation, part: str) -> Weights:
+    layout = fed.fleet.crews[0].family.layout
+    found: Weights = {}
+    for unit in layout.units:
+        if unit.name.startswith(f"{part}/"):
+            held = fed.server.held(unit.name, torch.tensor([0]))[0]
+            found |= {n.removeprefix(f"{part}."): value for n, value in layout.named(unit.name, held).items()}
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pfedme_by_hand_with_several_batches(engine: str) -> None:
+    of, module, lam, rate, beta = scenario((6, 9, 4), rounds=3, batch=3, lr=0.1), net(), 4.0, 0.1, 1.5
+    fed = federation(of, PFedMe(lam=lam, steps=3, rate=rate, beta=beta), engine)
+    w = first_weights(of)
+    for round_ in range(1, 4):
+        copies, personal = [], []
+        for i, client in enumerate(of.clients):
+            own, theta = dict(w), dict(w)
+            for part in order_of(fed, i, round_).split(3):
+
+                def loss(at: Weights, part: Tensor = part, client: fq.Client = client) -> Tensor:
+                    return F.cross_entropy(functional_call(module, at, (client.train.x[part],)), client.train.y[part])
+
+                for _ in range(3):  # steps on one batch
+                    g = gradient(loss, theta)
+                    theta = {n: theta[n] - rate * (g[n] + lam * (theta[n] - own[n])) for n in w}
+                own = {n: own[n] - 0.1 * lam * (own[n] - theta[n]) for n in w}
+            copies.append(own)
+            personal.append(theta)
+        w = moved(w, moved(mean(copies, [1.0, 1.0, 1.0]), w, -1), beta)  # alike, whatever their samples
+        report = fed.step(evaluate=False)
+        close(value_of(fed, "shared"), w)
+        assert report.traffic.total_up == 3 * 4 * sum(v.numel() for v in w.values())
+        for client, theta in zip(of.clients, personal, strict=True):  # what predicts has moved with each round
+            close(weights_of(fed.model(client.name)), theta)
+
+
+def test_pfedme_with_one_step_on_one_batch_is_fedavg_with_another_rate() -> None:
+    me = federation(scenario((6, 6), rounds=3, lr=0.1), PFedMe(lam=4.0, steps=1, rate=0.1))
+    fedavg = federation(scenario((6, 6), rounds=3, lr=0.1 * 4.0 * 0.1), FedAvg())
+    for fed in (me, fedavg):
+        fed.run()
+    close(value_of(me, "shared"), served(fedavg))
+
+
+def test_pfedme_refuses_what_never_moves_and_what_never_settles() -> None:
+    for lam, beta in ((15.0, 0.0), (0.0, 1.0)):
+        with pytest.raises(ValueError, match="shared model that never moves: use the method 'local'"):
+            PFedMe(lam=lam, beta=beta)
+    with pytest.raises(ValueError, match=r"rate above 0 and below 2 / lam"):
+        PFedMe(lam=15.0, rate=0.2)
+    with pytest.raises(ValueError, match=r"learning rate 0.3 and lam=15.0 .* below 2 / lam"):
+        federation(scenario(rounds=1, lr=0.3), PFedMe()).step(evaluate=False)
+    with pytest.raises(ValueError, match=r"'pfedme' reads gradients off the way"):
+        federation(scenario(rounds=1, momentum=0.9), PFedMe())
+    with pytest.raises(ValueError, match=r"'pfedme' puts weights in place .* weight_decay=0"):
+        federation(scenario(rounds=1, weight_decay=0.1), PFedMe())

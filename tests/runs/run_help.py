@@ -23,6 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "modfl": {"by": {"configuration": "device", "operation": "found"}},
     "feddl": {"interval": 1, "decay": 0.5},
     "fedmn": {"blocks": (2, 2)},
+    "apfl": {"mix": "logits"},
 }
 
 

@@ -19,6 +19,7 @@ from fedquilt.methods.lgfedavg import LGFedAvg
 from fedquilt.methods.local import Local
 from fedquilt.methods.modfl import ModFL
 from fedquilt.methods.perfedavg import PerFedAvg
+from fedquilt.methods.pfedme import PFedMe
 from fedquilt.methods.scaffold import Scaffold
 from fedquilt.methods.score_sharing import ScoreSharing
 
@@ -36,7 +37,11 @@ FAMILIES: dict[str, dict[type[Method], str]] = {
         FedDyn: "Acar et al. 2021",
         FedNova: "Wang et al. 2020",
     },
-    "twin: a model of one's own beside the shared one": {Ditto: "Li et al. 2021", APFL: "Deng et al. 2020"},
+    "twin: a model of one's own beside the shared one": {
+        Ditto: "Li et al. 2021",
+        APFL: "Deng et al. 2020",
+        PFedMe: "T. Dinh et al. 2020",
+    },
     "cuts: a part of the model stays home": {
         FedPer: "Arivazhagan et al. 2019",
         FedRep: "Collins et al. 2021",
@@ -80,6 +85,7 @@ __all__ = [
     "Local",
     "Method",
     "ModFL",
+    "PFedMe",
     "PerFedAvg",
     "Scaffold",
     "ScoreSharing",

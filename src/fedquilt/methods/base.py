@@ -36,6 +36,7 @@ class Method:
     name: ClassVar[str] = ""
     readout: ClassVar[str] = "received"  # the read-out that a result is reported with
     needs_plain_sgd: ClassVar[bool] = False  # whether it reads gradients off the way that a client went
+    needs_no_decay: ClassVar[bool] = False  # whether weight decay would move what its objective puts in place
 
     # --- client half: what it holds, what it does ----------------------------------------------------------------
 
