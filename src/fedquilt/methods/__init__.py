@@ -2,6 +2,7 @@
 
 from fedquilt.methods.apfl import APFL
 from fedquilt.methods.base import Heard, Method, State
+from fedquilt.methods.clustered import Clustered
 from fedquilt.methods.ditto import Ditto
 from fedquilt.methods.fedavg import FedAvg
 from fedquilt.methods.fedbabu import FedBABU
@@ -50,7 +51,7 @@ FAMILIES: dict[str, dict[type[Method], str]] = {
         FedBN: "Li et al. 2021",
     },
     "meta: a start from which clients go on by themselves": {PerFedAvg: "Fallah et al. 2020"},
-    "groups: one model for each group of clients": {IFCA: "Ghosh et al. 2020"},
+    "groups: one model for each group of clients": {IFCA: "Ghosh et al. 2020", Clustered: "Sattler et al. 2021"},
     "systems: unlike sensors, layers, blocks and labels": {
         ModFL: "Liang et al. 2022",
         FedDL: "Tu et al. 2021",
@@ -65,6 +66,7 @@ __all__ = [
     "FAMILIES",
     "IFCA",
     "METHODS",
+    "Clustered",
     "Ditto",
     "FedAdagrad",
     "FedAdam",

@@ -28,9 +28,8 @@ _SOURCES: dict[type[Method], str] = {}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # it becomes a part of folders' names and of settings' keys
 # Methods that somebody may ask for by the name of their paper; those that are in METHODS are found there first.
 OF_THE_FIELD = (
-    "apfl", "clustered-fl", "fedala", "fedamp", "fedbabu", "fedbn", "feddf", "feddyn", "fedem", "fedfomo", "fedgen",
-    "fedkd", "fedma", "fednova", "fedpac", "fedproto", "fedrod", "fedsam", "fml", "heterofl", "hypcluster", "lg-fedavg",
-    "moon", "pfedhn", "pfedme",
+    "fedala", "fedamp", "feddf", "fedem", "fedfomo", "fedgen", "fedkd", "fedma", "fedpac", "fedproto", "fedrod",
+    "fedsam", "fml", "heterofl", "hypcluster", "moon", "pfedhn",
 )  # fmt: skip
 
 
