@@ -185,8 +185,6 @@ def test_pfedme_refuses_what_never_moves_and_what_never_settles() -> None:
             PFedMe(lam=lam, beta=beta)
     with pytest.raises(ValueError, match=r"rate above 0 and below 2 / lam"):
         PFedMe(lam=15.0, rate=0.2)
-    with pytest.raises(ValueError, match=r"learning rate 0.3 and lam=15.0 .* below 2 / lam"):
-        federation(scenario(rounds=1, lr=0.3), PFedMe()).step(evaluate=False)
     with pytest.raises(ValueError, match=r"'pfedme' reads gradients off the way"):
         federation(scenario(rounds=1, momentum=0.9), PFedMe())
     with pytest.raises(ValueError, match=r"'pfedme' puts weights in place .* weight_decay=0"):

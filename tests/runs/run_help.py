@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import fedquilt as fq
 from fedquilt.client import Change
+from fedquilt.methods import METHODS
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.1},
@@ -25,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedmn": {"blocks": (2, 2)},
     "apfl": {"mix": "logits"},
 }
+SUITED = [name for name in METHODS if name != "fedbn"]  # it wants norms in units of their own, and refuses these models
 
 
 class Net(nn.Module):

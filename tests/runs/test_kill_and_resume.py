@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_help import SETTINGS, build, contents, dies, kill_me
+from run_help import SETTINGS, SUITED, build, contents, dies, kill_me
 
 import fedquilt as fq
 from fedquilt.disk import RunFolder
@@ -92,7 +92,7 @@ def check(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: i
             assert again[name] == whole[name], f"{name} differs when killed at moment {last} of {total}"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SUITED)
 def test_every_method_goes_on_to_the_same_bits(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(method, tmp_path, monkeypatch, kills=2)
 

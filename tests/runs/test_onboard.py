@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_help import SETTINGS, build
+from run_help import SETTINGS, SUITED, build
 
 import fedquilt as fq
 from fedquilt.cli import main
 from fedquilt.client import Client
-from fedquilt.methods import METHODS
 from fedquilt.onboard import finished
 
 QUICK: dict[str, Any] = {"engine": "sequential", "alone": False}
@@ -81,7 +80,7 @@ def test_held_back_people_end_better_than_alone_on_feddl_har(tmp_path: Path) -> 
 # --- every method ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SUITED)
 def test_a_newcomer_can_join_a_run_of_every_method(method: str, tmp_path: Path) -> None:
     scenario = build(clients=6)
     others = without(scenario, [5])
