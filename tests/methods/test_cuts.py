@@ -120,8 +120,18 @@ def test_fedbn_refuses_what_it_cannot_part() -> None:
     mixed = with_model(scenario(), lambda: Mixed(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3)))
     with pytest.raises(ValueError, match=r"unit 'base' of client 'c0' .* \(linear\); give its model `units` that keep"):
         federation(mixed, FedBN())
-    with pytest.raises(ValueError, match=r"client 'c0', which has no layers that normalise, is FedAvg: use .*'fedavg'"):
+    with pytest.raises(
+        ValueError, match=r"without layers that normalise, as that of client 'c0', is FedAvg: use .*'fedavg'"
+    ):
         federation(scenario(), FedBN())
+
+
+def test_fedbn_where_some_models_have_no_norms() -> None:
+    plain, norms = scenario(), with_model(scenario(), normed)
+    clients = [norms.clients[0], *plain.clients[1:]]
+    fed = federation(fq.Scenario("some", clients, plain.training, label_names=plain.label_names), FedBN())
+    assert not bool(fed.server.plan.sends("scale").any())
+    assert fed.server.plan.sends("2").tolist() == [False, True, True]
 
 
 # --- FedBABU ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,13 @@ class FedBN(FedAvg):
     name: ClassVar[str] = "fedbn"
 
     def plan(self, state: State, roster: Roster) -> Plan:
-        return super().plan(state, roster).but(kept_home(roster, [_norms(member) for member in roster.members]))
+        norms = [_norms(member) for member in roster.members]
+        if not any(norms):
+            raise ValueError(
+                f"FedBN on models without layers that normalise, as that of client '{roster.names[0]}', is FedAvg: use "
+                "the method 'fedavg'"
+            )
+        return super().plan(state, roster).but(kept_home(roster, norms))
 
 
 def _norms(member: Member) -> list[str]:
@@ -35,11 +41,6 @@ def _norms(member: Member) -> list[str]:
                 f"({others}); give its model `units` that keep them apart, or none: then every layer is a unit"
             )
     norms = [unit for unit, kinds in member.kinds.items() if kinds == ("norm",)]
-    if not norms:
-        raise ValueError(
-            f"FedBN on the model of client '{member.name}', which has no layers that normalise, is FedAvg: use the "
-            "method 'fedavg'"
-        )
     if len(norms) == len(member.units):
         raise ValueError(
             f"fedbn: all units of client '{member.name}' normalise, so nothing is left to share: use the method 'local'"
