@@ -250,7 +250,7 @@ def check_newcomer(method: Method) -> None:
 
 def check_network(method: Method) -> bool:
     """Devices that speak by letters give the numbers of a simulation; False where this cannot be tried here."""
-    if find_spec("tomli_w") is None or METHODS.get(method.name) is not type(method):
+    if find_spec("cryptography") is None or METHODS.get(method.name) is not type(method):
         return False
     from fedquilt.deploy.create import create_from_scenario
     from fedquilt.deploy.lead import declare, make_federation

@@ -232,7 +232,7 @@ def flower() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("flwr", "cryptography", "tomli_w", "httpx"):
+        if (error.name or "").partition(".")[0] not in ("flwr", "cryptography", "httpx"):
             raise
         raise ModuleNotFoundError("fedquilt deploy needs Flower; get it with: pip install 'fedquilt[deploy]'") from None
 
