@@ -30,7 +30,7 @@ class Parts:
     models: nn.Module | Mapping[str, nn.Module]
     state: Mapping[str, Tensor] = field(default_factory=dict)
     predicts: str = ""
-    units: Cut | tuple[Unit, ...] | None = None
+    units: Cut | None = None
     writes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Parts:
     def cut(self) -> tuple[Unit, ...]:
         """The units of that module, bottom to top, part after part, state at the end."""
         if isinstance(self.models, nn.Module):
-            units = self.units if isinstance(self.units, tuple) else cut(self.models, self.units)
+            units = cut(self.models, self.units)
             if not self.state:
                 return units
             units = tuple(_inside(unit, Holding.ONE) for unit in units)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,11 +100,6 @@ class StackView:
     def names(self) -> tuple[str, ...]:
         """The clients' names."""
         return tuple(client.name for client in self.clients)
-
-    @property
-    def traits(self) -> tuple[Mapping[str, str], ...]:
-        """What each client declares about itself."""
-        return tuple(client.traits for client in self.clients)
 
     @property
     def labels(self) -> tuple[tuple[int, ...], ...]:

@@ -110,7 +110,7 @@ def _forward(view: StackView, split: str) -> Tensor:
 
 
 def _outputs(call: Callable[..., Tensor], x: Tensor) -> Tensor:
-    return call(x.clone())  # a model may write to what it is given
+    return call(x)
 
 
 @dataclass(frozen=True)
