@@ -23,8 +23,8 @@ if "FEDQUILT_STATE" not in os.environ:
 
 EXTRAS = {
     "griffe": "docs/doctests.py",
-    "flwr": "src/fedquilt/deploy/*",
-    "plotly": "src/fedquilt/report/figures.py",
+    "flwr": "*/deploy/*",
+    "plotly": "src/fedquilt/report/page_content.py",
 }
 
 collect_ignore_glob = [pattern for package, pattern in EXTRAS.items() if find_spec(package) is None]

@@ -199,7 +199,7 @@ def measure(work: Workload, device: torch.device, engine: str, rounds: int) -> d
     for _ in range(rounds):
         times.append((seconds(loop.round, device), seconds(ours.round, device, 25 if device.type == "cuda" else 1)))
     loop_ms, ours_ms = (1000 * statistics.median(column) for column in zip(*times, strict=True))
-    chosen = ours.federation.fleet.engines[0]
+    chosen = ours.federation.simulation.engines[0]
     ours.federation.close()
     return {
         "loop_ms": round(loop_ms, 3),

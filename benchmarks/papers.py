@@ -68,7 +68,24 @@ def _wearables(labels: int) -> Experiment:
     )  # fmt: skip
 
 
+def _feddl(interval: int, epochs: int, why: str) -> Experiment:
+    """FedDL's own regime: 8 users with at most 80 windows, one scale for all."""
+    return Experiment(
+        "feddl-har", {"clients": 8, "scale": "all", "windows": 80}, {"epochs": epochs},
+        _plain("local", "fedavg", "pfedme") | {
+            "fedper": ("fedper", {"personal": 3}),  # the paper's K
+            "feddl": ("feddl", {"interval": interval}),
+            "feddl-average": ("feddl", {"interval": interval, "linkage": "average"}),
+        }, BOTH, why=why,
+    )  # fmt: skip
+
+
+_EPOCHS, _STEPS = "R = 30 read as epochs", "R = 30 read as steps: 15 epochs of two steps"
+
+
 EXPERIMENTS: dict[str, Experiment] = {
+    "feddl-har-8-epochs-2": _feddl(2, 30, _EPOCHS), "feddl-har-8-epochs-8": _feddl(8, 30, _EPOCHS),
+    "feddl-har-8-steps-2": _feddl(2, 15, _STEPS), "feddl-har-8-steps-8": _feddl(8, 15, _STEPS),
     "feddl-har": Experiment(
         "feddl-har", {}, {},
         _plain("local", "fedavg", "fedper") | {

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt.messages import Roster
+from fedquilt.interface.messages import Roster
 from fedquilt.methods import State
 from fedquilt.sharing import by_trait, everyone, nobody
 

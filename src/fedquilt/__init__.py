@@ -8,23 +8,23 @@ True
 """
 
 import os
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedquilt import authoring, data, methods, models, readouts, scenarios, sharing
     from fedquilt.client import Change, Client, Split
-    from fedquilt.disk import load_model
-    from fedquilt.federation import Federation
+    from fedquilt.core.federation import Federation
+    from fedquilt.engines.settings import Training
+    from fedquilt.families.units import Unit, cut
     from fedquilt.methods import METHODS, Method
-    from fedquilt.onboard import Onboarded, onboard
-    from fedquilt.run import Run, resume, run
+    from fedquilt.runs.onboarding import Onboarded, onboard
+    from fedquilt.runs.result import Run
+    from fedquilt.runs.run import resume, run
+    from fedquilt.runs.saved_models import load_model
     from fedquilt.scenario import Scenario
+    from fedquilt.scenarios.from_data import scenario_from
     from fedquilt.sharing import Plan, UnitPlan
-    from fedquilt.training.settings import Training
-    from fedquilt.units import Unit, cut
 
     __version__: str
 
@@ -55,21 +55,24 @@ __all__ = [
     "readouts",
     "resume",
     "run",
+    "scenario_from",
     "scenarios",
     "sharing",
 ]
 
 _HOMES = {
     "client": ("Change", "Client", "Split"),
-    "federation": ("Federation",),
+    "core.federation": ("Federation",),
+    "engines.settings": ("Training",),
+    "families.units": ("Unit", "cut"),
     "methods": ("METHODS", "Method"),
-    "disk": ("load_model",),
-    "onboard": ("Onboarded", "onboard"),
-    "run": ("Run", "resume", "run"),
+    "runs.saved_models": ("load_model",),
+    "runs.onboarding": ("Onboarded", "onboard"),
+    "runs.result": ("Run",),
+    "runs.run": ("resume", "run"),
     "scenario": ("Scenario",),
+    "scenarios.from_data": ("scenario_from",),
     "sharing": ("Plan", "UnitPlan"),
-    "training.settings": ("Training",),
-    "units": ("Unit", "cut"),
 }
 _PACKAGES = ("authoring", "data", "methods", "models", "readouts", "scenarios", "sharing")
 
@@ -99,17 +102,3 @@ def _version() -> str:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "__version__"})
-
-
-class _Package(ModuleType):
-    """This module's own class: `fedquilt.run` is the function, though importing the file run.py sets the name too.
-
-    So is `fedquilt.onboard`.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        own = name in ("run", "onboard") and isinstance(value, ModuleType)
-        super().__setattr__(name, getattr(value, name) if own else value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -17,12 +17,16 @@ configuration  2 circles of 4, 4
 operation      2 circles of 4, 4
 """
 
-from fedquilt.me import Me
-from fedquilt.messages import Member, Roster, Updates
-from fedquilt.methods.base import Heard, Method, State
+from fedquilt.engines.objective import Batch, Learner, Model, Objective, cross_entropy, linear, proximal
+from fedquilt.families.parts import Parts
+from fedquilt.families.units import Unit, cut
+from fedquilt.interface.me import Me
+from fedquilt.interface.messages import ClientInfo, Roster, Updates
+from fedquilt.interface.method import Heard, Method, State
+from fedquilt.interface.readout import EvaluationContext, Readout
+from fedquilt.interface.steps import Do, Install, Send, Step, Train, but_last, last
+from fedquilt.layers.prepare import cross_entropies
 from fedquilt.methods.fedavg import circles_of_shape
-from fedquilt.parts import Parts
-from fedquilt.readouts.base import Look, Readout
 from fedquilt.sharing import (
     PRIVATE,
     MixedUnit,
@@ -36,21 +40,17 @@ from fedquilt.sharing import (
     group_by_affinity,
     nobody,
 )
-from fedquilt.steps import Do, Install, Send, Step, Train, but_last, last
-from fedquilt.training.layers import cross_entropies
-from fedquilt.training.objective import Batch, Learner, Model, Objective, cross_entropy, linear, proximal
-from fedquilt.units import Unit, cut
 
 __all__ = [
     "PRIVATE",
     "Batch",
+    "ClientInfo",
     "Do",
+    "EvaluationContext",
     "Heard",
     "Install",
     "Learner",
-    "Look",
     "Me",
-    "Member",
     "Method",
     "MixedUnit",
     "Model",

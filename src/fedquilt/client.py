@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedquilt.values import labels_of, python, whole
+from fedquilt._util.plain_values import labels_of, python, whole
 
 ModelBuilder = Callable[[], nn.Module]
 Pair = tuple[Any, Any]  # samples and labels: numpy arrays, tensors or nested lists
@@ -65,7 +65,8 @@ def _tensor(values: Any, whose: str) -> Tensor:
         # PyTorch cannot share arrays that run backwards
         return torch.as_tensor(np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{whose} must be numbers in an array, a tensor or lists ({error})") from None
+        told = "; texts are numbered by fedquilt.scenario_from" if whose.endswith("labels") else ""
+        raise TypeError(f"{whose} must be numbers in an array, a tensor or lists ({error}){told}") from None
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,22 @@ class Client:
         if not bool(mine.all()):
             object.__setattr__(now, "train", Split(now.train.x[mine], now.train.y[mine]))
         return now
+
+
+def as_samples(x: Any, client: Client) -> Tensor:
+    """Samples (n, ...) without labels as a checked tensor of the kind that a client has.
+
+    >>> as_samples([[1.0, 2.0]], Client("a", lambda: nn.Linear(2, 2), train=([[0.0, 1.0]], [0]))).shape
+    torch.Size([1, 2])
+    """
+    whose = f"samples for client '{client.name}'"
+    found = _tensor(x, whose)
+    if found.ndim == 0:
+        raise ValueError(f"{whose}: give (n, ...) samples, not a single number")
+    split = as_split((found, [0] * len(found)), whose)
+    if _kind(split) != _kind(client.train):
+        raise ValueError(f"{whose} are {_kind(split)}, its training samples {_kind(client.train)}; they must agree")
+    return split.x
 
 
 def _name(name: Any) -> str:

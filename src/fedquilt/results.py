@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedquilt.everyday import worst_decile
-from fedquilt.training.evaluate import accuracy, f_by_class, macro_f1, margins
+from fedquilt._util.wording import worst_decile
+from fedquilt.engines.metrics import accuracy, f_by_class, macro_f1, margins
 
 Row = dict[str, Any]
 
@@ -24,6 +25,8 @@ class Evaluation:
     split: str
     clients: tuple[str, ...]
     kept: Tensor  # the counts as a sparse tensor: with many classes they are nearly all 0, and a run keeps every round
+    losses: Tensor | None = None  # (K,) mean cross-entropy of each client; None where a read-out names classes only
+    training: Tensor | None = None  # (K,) mean loss over the steps of its last training; NaN for who was not chosen
 
     @property
     def counts(self) -> Tensor:
@@ -55,6 +58,8 @@ class Evaluation:
                 "f1": float(f1[i]),
                 "samples": int(samples[i]),
                 "f_by_class": measures[i],
+                "loss": _number(self.losses, i),
+                "training_loss": _number(self.training, i),
             }
             for i, client in enumerate(self.clients)
             if samples[i]
@@ -64,6 +69,12 @@ class Evaluation:
     def accuracy(self) -> float:
         """The mean over the clients that have samples."""
         return float(accuracy(self.kept).nanmean())
+
+
+def _number(of_clients: Tensor | None, client: int) -> float | None:
+    """A client's number, None where there is none, or none that JSON could hold."""
+    number = math.nan if of_clients is None else float(of_clients[client])
+    return number if math.isfinite(number) else None
 
 
 def final(rows: Iterable[Row], readout: str, split: str) -> dict[str, Row]:
@@ -103,3 +114,15 @@ def summarise(rows: Sequence[Row], alone: Sequence[Row] | None, readout: str, sp
             "share_gaining": sum(gain > 0 for gain in gains) / len(gains),
         }
     return summary
+
+
+def commonest(evaluation: Evaluation) -> float:
+    """The highest mean accuracy over clients that one class, the same for all of them, can reach: that of chance.
+
+    >>> counts = torch.tensor([[[2, 0], [2, 0]], [[3, 0], [1, 0]]]).to_sparse()      # 2 of 4, and 3 of 4 are of class 0
+    >>> commonest(Evaluation(1, "received", "test", ("ann", "bob"), counts))
+    0.625
+    """
+    there = margins(evaluation.kept).there.double()  # (k, classes)
+    measured = there[there.sum(1) > 0]
+    return float((measured / measured.sum(1, keepdim=True)).mean(0).max()) if len(measured) else math.nan

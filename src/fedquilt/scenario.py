@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedquilt.client import Client, Pair, Split, as_split
-from fedquilt.training.settings import Training
+from fedquilt.client import Client, Split
+from fedquilt.engines.settings import Training
+from fedquilt.families.common import Common, GivenCommon, as_common, form_for
 
 
 @dataclass(frozen=True)
@@ -15,9 +16,11 @@ class Scenario:
     """Clients and what the server holds.
 
     `common` is the sample set on the server that methods comparing models look at (FedDL's affinity, the public data of
-    score sharing); its labels may be used only by methods that say so. `public_test` is the part of the public data
-    that accuracy of score sharing is reported on. `origin` says how to build it again, where that is known: a run on
-    disk keeps it.
+    score sharing); its labels may be used only by methods that say so. Where clients' samples are of unlike shapes, it
+    is the same events as each of their sensors sees them: `common={"device": {"camera": (x, y), "radar": (x, y)}}`, a
+    pair for each value of a trait, with the same labels in the same order; "client" in the place of the trait goes by
+    names. `public_test` is the part of the public data that accuracy of score sharing is reported on. `origin` says how
+    to build it again, where that is known: a run on disk keeps it.
 
     >>> from torch import nn
     >>> c = Client("a", lambda: nn.Linear(1, 2), train=([[0.], [1.]], [0, 1]))
@@ -28,8 +31,8 @@ class Scenario:
     name: str
     clients: tuple[Client, ...]
     training: Training = field(default_factory=Training)
-    common: Split | None = None
-    public_test: Split | None = None
+    common: Common | None = None
+    public_test: Common | None = None
     label_names: tuple[str, ...] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
 
@@ -38,8 +41,8 @@ class Scenario:
         name: str,
         clients: Sequence[Client],
         training: Training | None = None,
-        common: Pair | Split | None = None,
-        public_test: Pair | Split | None = None,
+        common: GivenCommon | None = None,
+        public_test: GivenCommon | None = None,
         label_names: Sequence[str] = (),
         origin: Mapping[str, Any] | None = None,
     ) -> None:
@@ -52,8 +55,11 @@ class Scenario:
         object.__setattr__(self, "name", str(name))
         object.__setattr__(self, "clients", tuple(clients))
         object.__setattr__(self, "training", training or Training())
-        for key, pair in (("common", common), ("public_test", public_test)):
-            object.__setattr__(self, key, None if pair is None else as_split(pair, f"{key} data of scenario '{name}'"))
+        for key, given in (("common", common), ("public_test", public_test)):
+            held = None if given is None else as_common(given, f"{key} data of scenario '{name}'")
+            for client in clients:
+                form_for(held, client)  # which refuses whoever there is none for
+            object.__setattr__(self, key, held)
         object.__setattr__(self, "label_names", tuple(str(n) for n in label_names))
         object.__setattr__(self, "origin", dict(origin or {}))
         if label_names and len(label_names) < self.classes:

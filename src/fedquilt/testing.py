@@ -19,19 +19,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedquilt.checkpoint import federation_state, load, restore_federation, save
+from fedquilt._util.suggest import did_you_mean
 from fedquilt.client import Client
-from fedquilt.federation import Federation
-from fedquilt.messages import Down, Up
+from fedquilt.core.federation import Federation
+from fedquilt.engines.parallel import can_fork
+from fedquilt.engines.settings import Training
+from fedquilt.interface.messages import Instructions, Update
+from fedquilt.interface.method import Method
 from fedquilt.methods import METHODS
-from fedquilt.methods.base import Method
-from fedquilt.names import unknown
-from fedquilt.onboard import onboard
-from fedquilt.run import run
+from fedquilt.runs.checkpoint import federation_state, load, restore_federation, save
+from fedquilt.runs.onboarding import onboard
+from fedquilt.runs.run import run
 from fedquilt.scenario import Scenario
 from fedquilt.sharing.traffic import BYTES
-from fedquilt.training.parallel import can_fork
-from fedquilt.training.settings import Training
 
 ROUNDS = 3
 TOLERANCE = 2e-5
@@ -93,7 +93,7 @@ def check_method(method: Method, only: Sequence[str] | None = None) -> list[str]
     names = list(CHECKS) if only is None else list(only)
     for name in names:
         if name not in CHECKS:
-            raise ValueError(unknown(name, CHECKS, "check"))
+            raise ValueError(did_you_mean(name, CHECKS, "check"))
     return [name for name in names if CHECKS[name](method) is not False]
 
 
@@ -111,14 +111,18 @@ def _rows(federation: Federation) -> dict[str, Tensor]:
     """Every client's numbers, by name."""
     return {
         client.name: row.clone()
-        for crew in federation.fleet.crews
-        for client, row in zip(crew.clients, crew.rest.all(), strict=True)
+        for family_state in federation.simulation.family_states
+        for client, row in zip(family_state.clients, family_state.store.all(), strict=True)
     }
 
 
 def _held(federation: Federation) -> dict[str, Tensor]:
     """The server's values, by unit and shape."""
-    return {str(key): shelf.column(key) for shelf in federation.server.shelves for key in shelf.keys}
+    return {
+        str(key): circle_values.column(key)
+        for circle_values in federation.server.all_values
+        for key in circle_values.keys
+    }
 
 
 def _same(one: dict[str, Tensor], other: dict[str, Tensor], what: str, tolerance: float = 0.0) -> None:
@@ -160,21 +164,21 @@ def check_resume(method: Method) -> None:
     _same(_held(again), _held(straight), "the server has other values after a stop")
 
 
-def _tapped(federation: Federation) -> list[tuple[Down, Up]]:
+def _tapped(federation: Federation) -> list[tuple[Instructions, Update]]:
     """The messages that pass from now on, copied."""
-    passed: list[tuple[Down, Up]] = []
-    handed = federation.fleet.run
+    passed: list[tuple[Instructions, Update]] = []
+    handed = federation.simulation.run
 
-    def tapped(down: Down) -> Up:
+    def tapped(down: Instructions) -> Update:
         up = handed(down)
         passed.append((copy.deepcopy(down), copy.deepcopy(up)))
         return up
 
-    federation.fleet.run = tapped  # type: ignore[method-assign]
+    federation.simulation.run = tapped  # type: ignore[method-assign]
     return passed
 
 
-def _sent(up: Up) -> dict[int, dict[str, int]]:
+def _sent(up: Update) -> dict[int, dict[str, int]]:
     """How many numbers of which units each client sent."""
     sent: dict[int, dict[str, int]] = {i: {} for i in up.ids}
     for block in up.blocks:
@@ -252,17 +256,18 @@ def check_network(method: Method) -> bool:
     """Devices that speak by letters give the numbers of a simulation; False where this cannot be tried here."""
     if find_spec("cryptography") is None or METHODS.get(method.name) is not type(method):
         return False
-    from fedquilt.deploy.create import create_from_scenario
-    from fedquilt.deploy.lead import declare, make_federation
-    from fedquilt.deploy.local import LocalPost
+    from fedquilt.deploy.device.local import LocalTransport
+    from fedquilt.deploy.ops.create import create_from_scenario
     from fedquilt.deploy.project import Address
-    from fedquilt.runfile import method_to
+    from fedquilt.deploy.server.coordinator import make_federation
+    from fedquilt.deploy.server.declarations import declare
+    from fedquilt.runs.settings import method_to
 
     scenario = small_scenario()
     simulated = _federation(scenario, method)
     with tempfile.TemporaryDirectory() as folder:
         project = create_from_scenario(Path(folder) / "project", scenario, Address())
-        post = LocalPost(project)
+        post = LocalTransport(project)
         spec = {"run": "check", "method": method.name, "settings": method_to(method)["settings"], "rounds": ROUNDS}
         remote = make_federation(project, spec, post, declare(project, spec, post))
         for round_ in range(1, ROUNDS + 1):

@@ -91,7 +91,7 @@ def refused(said: Said) -> str:
         ("run digits fedavg --evaluate-every 0", "at least 1"),
         ("run digits fedavg --clients-at-once 0", "at least 1"),
         ("run nowhere.py:build fedavg", "no file nowhere.py"),
-        ("run digits", "Missing argument 'METHOD'"),
+        ("run digits", "name the method to run on 'digits'"),
         ("resume nowhere", "run.toml"),
         ("report nowhere", "run.toml"),
     ],
@@ -355,3 +355,13 @@ def test_the_module_ends_with_the_exit_code_of_the_command() -> None:
     done = subprocess.run([*COMMAND, "run", "digitz", "fedavg"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean 'digits'?" in done.stderr
+
+
+def test_a_list_of_nothing_lists_the_kinds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out
+    for kind in ("methods", "scenarios", "models", "readouts", "merges", "data"):
+        assert f"fedquilt list {kind} " in shown
+    assert main(["list", "--json"]) == 0
+    counts = {entry["name"]: entry["number"] for entry in json.loads(capsys.readouterr().out)}
+    assert counts["methods"] >= 28

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import pytest
 
-from fedquilt.cli.settings import Shelf, convert, route, shelf_of, spread
-from fedquilt.cli.speak import Refused
+from fedquilt.cli.output import Refused
+from fedquilt.cli.settings import SettingSpec, assign, convert, spec_of, spread
 
 
 def test_several_words_after_one_set() -> None:
@@ -77,38 +77,38 @@ class Made:
     mu: float = 0.1
 
 
-def shelves() -> dict[str, Shelf]:
+def specs() -> dict[str, SettingSpec]:
     def build(seed: int = 0, clients: int = 4, share=0.5) -> None:  # type: ignore[no-untyped-def]
         """A builder whose `share` is not annotated."""
 
-    return {"scenario": shelf_of(build), "training": Shelf({"lr": float, "share": float}), "made": shelf_of(Made)}
+    return {"scenario": spec_of(build), "training": SettingSpec({"lr": float, "share": float}), "made": spec_of(Made)}
 
 
-def test_keys_find_their_shelf() -> None:
-    placed = route(["clients=8", "lr=0.5", "mu=1"], shelves(), ["made"])
+def test_keys_find_the_part_that_knows_them() -> None:
+    placed = assign(["clients=8", "lr=0.5", "mu=1"], specs(), ["made"])
     assert placed == {"scenario": {"clients": 8}, "training": {"lr": 0.5}, "made": {"mu": 1.0}}
 
 
 def test_the_seed_is_not_a_setting() -> None:
     with pytest.raises(Refused, match="no setting 'seed'"):
-        route(["seed=3"], shelves(), ["made"])
+        assign(["seed=3"], specs(), ["made"])
 
 
 def test_an_entry_of_a_mapping_is_added_to_the_default() -> None:
-    assert route(["by.head=cohort"], shelves(), ["made"])["made"] == {"by": {"base": "device", "head": "cohort"}}
+    assert assign(["by.head=cohort"], specs(), ["made"])["made"] == {"by": {"base": "device", "head": "cohort"}}
 
 
 def test_an_ambiguous_key_has_to_be_said_in_full() -> None:
     with pytest.raises(Refused, match=r"scenario\.share=\.\.\. or training\.share=\.\.\."):
-        route(["share=0.2"], shelves(), ["made"])
-    assert route(["training.share=0.2"], shelves(), ["made"])["training"] == {"share": 0.2}
-    assert route(["scenario.share=0.2"], shelves(), ["made"])["scenario"] == {"share": 0.2}
+        assign(["share=0.2"], specs(), ["made"])
+    assert assign(["training.share=0.2"], specs(), ["made"])["training"] == {"share": 0.2}
+    assert assign(["scenario.share=0.2"], specs(), ["made"])["scenario"] == {"share": 0.2}
 
 
 def test_one_key_goes_to_every_method_that_knows_it_or_to_the_one_named() -> None:
-    both = {"a": Shelf({"mu": float}), "b": Shelf({"mu": float, "tau": int})}
-    assert route(["mu=1"], both, ["a", "b"]) == {"a": {"mu": 1.0}, "b": {"mu": 1.0}}
-    assert route(["b.mu=1", "method.tau=2"], both, ["a", "b"]) == {"a": {}, "b": {"mu": 1.0, "tau": 2}}
+    both = {"a": SettingSpec({"mu": float}), "b": SettingSpec({"mu": float, "tau": int})}
+    assert assign(["mu=1"], both, ["a", "b"]) == {"a": {"mu": 1.0}, "b": {"mu": 1.0}}
+    assert assign(["b.mu=1", "method.tau=2"], both, ["a", "b"]) == {"a": {}, "b": {"mu": 1.0, "tau": 2}}
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,4 @@ def test_one_key_goes_to_every_method_that_knows_it_or_to_the_one_named() -> Non
 )
 def test_words_that_are_no_settings(word: str, sentence: str) -> None:
     with pytest.raises(Refused, match=sentence):
-        route([word], shelves(), ["made"])
+        assign([word], specs(), ["made"])

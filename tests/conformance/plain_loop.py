@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedquilt as fq
-from fedquilt.training.batches import key_of, orders, streams
+from fedquilt._util.randomness import key_of, streams
+from fedquilt.engines.schedule import orders
 
 CLASSES = 3
 Builder = Callable[[], nn.Module]

@@ -52,11 +52,11 @@ def trained(scenario: fq.Scenario, rounds: int, engine: str, device: str = "cpu"
         for _ in range(rounds):
             federation.step(evaluate=False)
         found = {}
-        for crew in federation.fleet.crews:
-            for client, row in zip(crew.clients, crew.rest.all().cpu(), strict=True):
-                parameters, buffers = crew.family.layout.split(row)
+        for family_state in federation.simulation.family_states:
+            for client, row in zip(family_state.clients, family_state.store.all().cpu(), strict=True):
+                parameters, buffers = family_state.family.layout.split(row)
                 found[client.name] = parameters | buffers
-        return found, federation.fleet.engines
+        return found, federation.simulation.engines
     finally:
         federation.close()
 
@@ -93,7 +93,7 @@ def check(name: str, engine: str, even: bool, device: str, rounds: int, atol: fl
     scenario = scenario_for(case, even)
     if case.promise == "refused":
         with pytest.raises(ValueError, match=case.says):
-            fq.Federation(scenario, fq.methods.FedAvg(), engine=engine, device=device).fleet.check()
+            fq.Federation(scenario, fq.methods.FedAvg(), engine=engine, device=device).simulation.check()
         return
     promise = case.even or case.promise if even else case.promise
     stacks = engine in ("vectorised", "parallel-stacks")

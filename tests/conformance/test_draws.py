@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fedquilt as fq
-from fedquilt.training.batches import key_of, streams
+from fedquilt._util.randomness import key_of, streams
 
 TRAINING = fq.Training(rounds=2, batch=4, lr=0.1)
 

@@ -16,7 +16,7 @@ from plain_loop import scenario_of, train
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt.copies import copy_of
+from fedquilt.families.copies import copy_of
 
 ENGINES = ("sequential", "vectorised", "parallel", "parallel-stacks")
 
@@ -169,7 +169,7 @@ def test_hooks_that_a_client_has_for_itself_make_a_family_of_their_own() -> None
     scenario = pruned_clients()
     clients = [replace(client, model=partial(halved, i + 1.0)) for i, client in enumerate(scenario.clients)]
     federation = fq.Federation(replace(scenario, clients=tuple(clients)), fq.methods.Local(), device="cpu")
-    assert len(federation.fleet.crews) == 2
+    assert len(federation.simulation.family_states) == 2
 
 
 def test_a_copy_of_a_module_looks_at_itself() -> None:

@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedquilt as fq
-from fedquilt.messages import Down, Roster, Up, Updates
+from fedquilt._util.randomness import key_of, streams
+from fedquilt.engines.schedule import orders
+from fedquilt.interface.messages import Instructions, Roster, Update, Updates
 from fedquilt.methods import FedAvg, Method, State
+from fedquilt.results import Row
 from fedquilt.sharing import Plan
-from fedquilt.training.batches import key_of, orders, streams
 
 ENGINES = ("sequential", "vectorised", "parallel", "parallel-stacks")
 Builder = Callable[[], nn.Module]
@@ -89,7 +92,7 @@ def rows_after(
     try:
         for _ in range(rounds):
             federated.step(evaluate=False)
-        assert set(federated.fleet.engines) == {engine}
+        assert set(federated.simulation.engines) == {engine}
         return rows_of(federated)
     finally:
         federated.close()
@@ -97,17 +100,17 @@ def rows_after(
 
 def rows_of(federated: fq.Federation) -> dict[str, Tensor]:
     found = {}
-    for crew in federated.fleet.crews:
-        for client, row in zip(crew.clients, crew.rest.all(), strict=True):
+    for family_state in federated.simulation.family_states:
+        for client, row in zip(family_state.clients, family_state.store.all(), strict=True):
             found[client.name] = row.clone()
     return found
 
 
 def parameter(federated: fq.Federation, client: int, name: str) -> list[float]:
     """A parameter of a client as it is now, flat."""
-    index, at = federated.fleet.home[client]
-    crew = federated.fleet.crews[index]
-    numbers: list[float] = crew.family.layout.tensor(crew.rest.all(), name)[at].flatten().tolist()
+    index, at = federated.simulation.home[client]
+    family_state = federated.simulation.family_states[index]
+    numbers: list[float] = family_state.family.layout.tensor(family_state.store.all(), name)[at].flatten().tolist()
     return numbers
 
 
@@ -175,20 +178,29 @@ class Planned(Method):
 class Tap:
     """Everything that passes between a federation's server and its clients, copied."""
 
-    downs: list[Down] = field(default_factory=list)
-    ups: list[Up] = field(default_factory=list)
+    downs: list[Instructions] = field(default_factory=list)
+    ups: list[Update] = field(default_factory=list)
 
     def __init__(self, federated: fq.Federation) -> None:
         self.downs, self.ups = [], []
-        run = federated.fleet.run
+        run = federated.simulation.run
 
-        def tapped(down: Down) -> Up:
+        def tapped(down: Instructions) -> Update:
             self.downs.append(copy.deepcopy(down))
             up = run(down)
             self.ups.append(copy.deepcopy(up))
             return up
 
-        federated.fleet.run = tapped  # type: ignore[method-assign]
+        federated.simulation.run = tapped  # type: ignore[method-assign]
+
+
+def same_rows(ours: Sequence[Row], theirs: Sequence[Row], within: float = 1e-6) -> None:
+    """Rows of results are the same; losses, which are sums of floats, nearly."""
+    losses = ("loss", "training_loss")
+    for one, other in zip(ours, theirs, strict=True):
+        assert {k: v for k, v in one.items() if k not in losses} == {k: v for k, v in other.items() if k not in losses}
+        for key in losses:
+            assert one[key] == (None if other[key] is None else pytest.approx(other[key], rel=within))
 
 
 class Picky(nn.Module):

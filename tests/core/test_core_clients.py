@@ -260,9 +260,9 @@ def test_new_data_leave_the_numbers_alone(engine: str) -> None:
     federated.step()
     before = rows_of(federated)
     assert federated.server.roster.samples.tolist() == [5.0, 9.0, 7.0]
-    federated.fleet.changes(2)
+    federated.simulation.changes(2)
     assert all(torch.equal(row, before[name]) for name, row in rows_of(federated).items())
-    federated.fleet.round = 1  # as the loop will do it
+    federated.simulation.round = 1  # as the loop will do it
     federated.step()
     assert federated.server.roster.samples.tolist() == [8.0, 9.0, 7.0]
     federated.step()
@@ -276,9 +276,9 @@ def test_another_model_from_some_round_on(method: FedAvg) -> None:
     federated = federation(changing(fq.Change(model=wider)), method)
     federated.step()
     others = {name: row for name, row in rows_of(federated).items() if name != "client-0"}
-    federated.fleet.changes(2)
+    federated.simulation.changes(2)
     assert all(torch.equal(rows_of(federated)[name], row) for name, row in others.items())
-    federated.fleet.round = 1
+    federated.simulation.round = 1
     federated.step()
     federated.step()
     assert federated.model("client-0").get_parameter("0.weight").shape == (9, 4)
@@ -307,11 +307,11 @@ def test_a_model_with_other_units() -> None:
 def test_clients_start_alike_whatever_builds_them() -> None:
     scenario = points([mlp, lambda: mlp(), lambda: mlp()])
     federated = federation(scenario)
-    assert len(federated.fleet.crews) == 1
-    rows = federated.fleet.crews[0].rest.all()
+    assert len(federated.simulation.family_states) == 1
+    rows = federated.simulation.family_states[0].store.all()
     assert torch.equal(rows[0], rows[1])
     assert torch.equal(rows[1], rows[2])
-    other = federation(scenario, seed=1).fleet.crews[0].rest.all()
+    other = federation(scenario, seed=1).simulation.family_states[0].store.all()
     assert not torch.equal(rows[0], other[0])
 
 

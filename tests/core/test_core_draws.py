@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedquilt.training.batches import key_of, some_of
+from fedquilt._util.randomness import key_of, some_of
 
 
 @given(st.integers(1, 60), st.data(), st.integers(0, 2**63 - 1))

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedquilt as fq
-from fedquilt.me import Me
+from fedquilt.engines.engine import Engine, TrainingJob
+from fedquilt.engines.objective import Batch, Learner, Objective, cross_entropy
+from fedquilt.engines.parallel import can_fork
+from fedquilt.interface.me import Me
+from fedquilt.interface.steps import Install, Step, Train
+from fedquilt.layers.draws import drawing
+from fedquilt.layers.dropout import swap_dropout
 from fedquilt.methods import FedAvg, FedPer, FedProx, Local
 from fedquilt.models.recurrent import LSTM
-from fedquilt.steps import Install, Step, Train
-from fedquilt.training.draws import drawing
-from fedquilt.training.dropout import swap_dropout
-from fedquilt.training.engine import Engine, Job
-from fedquilt.training.objective import Batch, Learner, Objective, cross_entropy
-from fedquilt.training.parallel import can_fork
 
 OTHERS = ("vectorised", "parallel", "parallel-stacks")
 
@@ -46,7 +46,7 @@ def as_in_a_plain_loop(scenario: fq.Scenario, rounds: int, atol: float, rtol: fl
         federated = federation(scenario, engine=engine)
         for _ in range(rounds):
             federated.step(evaluate=False)
-        layout = federated.fleet.crews[0].family.layout
+        layout = federated.simulation.family_states[0].family.layout
         for name, row in rows_of(federated).items():
             torch.testing.assert_close(row, layout.row(plain[name]), atol=atol, rtol=rtol)
 
@@ -214,12 +214,16 @@ def test_replaced_buffers_are_each_clients_own() -> None:
 def test_frozen_parameters_rest(engine: str) -> None:
     scenario = points(frozen, training={"weight_decay": 0.1, "momentum": 0.9})
     federated = federation(scenario, engine=engine)
-    layout, rows = federated.fleet.crews[0].family.layout, federated.fleet.crews[0].rest.all()
-    before = layout.tensor(rows, "0.weight").clone(), layout.tensor(rows, "2.weight").clone()
+    layout, rows = (
+        federated.simulation.family_states[0].family.layout,
+        federated.simulation.family_states[0].store.all(),
+    )
+    before, learnt = federated.model("client-0").get_parameter("0.weight"), layout.tensor(rows, "2.weight").clone()
     federated.step(evaluate=False)
-    assert torch.equal(layout.tensor(rows, "0.weight"), before[0])
-    assert not torch.equal(layout.tensor(rows, "2.weight"), before[1])
-    assert not federated.model("client-0").get_parameter("0.weight").requires_grad
+    after = federated.model("client-0").get_parameter("0.weight")
+    assert torch.equal(after, before)
+    assert not torch.equal(layout.tensor(rows, "2.weight"), learnt)
+    assert not after.requires_grad
     federated.close()
 
 
@@ -258,7 +262,10 @@ def test_rates_of_units_and_extras(engine: str) -> None:
     scenario = points(training={"momentum": 0.9})
     same(rows_after(scenario, Rated(), engine), rows_after(scenario, Rated()))
     federated = federation(scenario, Rated(), engine)
-    layout, rows = federated.fleet.crews[0].family.layout, federated.fleet.crews[0].rest.all()
+    layout, rows = (
+        federated.simulation.family_states[0].family.layout,
+        federated.simulation.family_states[0].store.all(),
+    )
     before = layout.tensor(rows, "0.weight").clone()
     federated.step(evaluate=False)
     assert torch.equal(layout.tensor(rows, "0.weight")[0], before[0])  # client 0, with 5 samples: rate 0
@@ -271,7 +278,7 @@ def test_several_families_with_a_unit_in_common(engine: str) -> None:
     builders = [partial(Task, 4, 6), partial(Task, 4, 9), partial(Task, 4, 6), partial(Task, 4, 9)]
     scenario = points(builders, sizes=(5, 6, 8, 4))
     federated = federation(scenario, FedAvg())
-    assert [crew.family.ids for crew in federated.fleet.crews] == [(0, 2), (1, 3)]
+    assert [family_state.family.ids for family_state in federated.simulation.family_states] == [(0, 2), (1, 3)]
     federated.step(evaluate=False)
     heads = [federated.model(f"client-{i}").get_parameter("head.weight") for i in range(4)]
     assert all(torch.equal(head, heads[0]) for head in heads)  # one circle over both families
@@ -421,7 +428,7 @@ def test_ever_new_companies_of_uneven_clients_share_their_memory() -> None:
     federated = federation(scenario, engine="vectorised")
     for _ in range(12):
         federated.step(evaluate=False)
-    engine: Any = next(iter(federated.fleet.crews[0].engines.values()))
+    engine: Any = next(iter(federated.simulation.family_states[0].engines.values()))
     assert len(engine.stages) == 1
     same(rows_of(federated), rows_after(scenario, rounds=12))
 
@@ -429,10 +436,10 @@ def test_ever_new_companies_of_uneven_clients_share_their_memory() -> None:
 def test_stages_are_let_go_when_they_hold_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = points(sizes=(6, 6, 6, 6))
     federated = federation(scenario, Local(), engine="vectorised")
-    monkeypatch.setattr("fedquilt.training.vectorised.memory_budget", lambda device: 1)
+    monkeypatch.setattr("fedquilt.engines.vectorised.memory_budget", lambda device: 1)
     for ids in ((0, 1, 2, 3), (0, 1), (2,), (0, 1)):
-        federated.fleet.run(federated.server.down(ids))
-    engine: Any = next(iter(federated.fleet.crews[0].engines.values()))
+        federated.simulation.run(federated.server.instructions(ids))
+    engine: Any = next(iter(federated.simulation.family_states[0].engines.values()))
     assert len(engine.stages) == 1
 
 
@@ -445,7 +452,7 @@ def test_a_model_that_cannot_be_stacked_falls_back_and_says_so_once() -> None:
     with pytest.warns(RuntimeWarning, match="cannot be stacked, so it is trained with the engine") as said:
         federated.run()
     assert len([w for w in said if "stacked" in str(w.message)]) == 1
-    assert federated.fleet.engines in (["parallel"], ["sequential"])
+    assert federated.simulation.engines in (["parallel"], ["sequential"])
     same(rows_of(federated), rows_after(scenario, rounds=3))
     federated.close()
 
@@ -463,17 +470,17 @@ def trial(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float], stack: 
     """The engines that `auto` tries for a family, and at last the one it takes."""
     tried: list[str] = []
 
-    def instead(engine: Engine, job: Job, repeats: int) -> float:
+    def instead(engine: Engine, job: TrainingJob, repeats: int) -> float:
         tried.append(engine.name)
         engine.close()
         return seconds[engine.name]
 
-    monkeypatch.setattr("fedquilt.training.choose._seconds", instead)
-    monkeypatch.setattr("fedquilt.training.choose.cores", lambda: cores)
-    monkeypatch.setattr("fedquilt.training.choose.how_many_a_worker", lambda recipe, extras: stack)
+    monkeypatch.setattr("fedquilt.engines.select._seconds", instead)
+    monkeypatch.setattr("fedquilt.engines.select.cores", lambda: cores)
+    monkeypatch.setattr("fedquilt.engines.select.how_many_a_worker", lambda recipe, extras: stack)
     federated = federation(points(), engine="auto")
     federated.step(evaluate=False)
-    tried += federated.fleet.engines
+    tried += federated.simulation.engines
     federated.close()
     return tried
 
@@ -516,8 +523,10 @@ def test_losses_are_the_mean_over_steps() -> None:
     losses: dict[str, Tensor | None] = {}
     for engine in ENGINES:
         federated = federation(scenario, engine=engine)
-        assert federated.fleet.run(federated.server.down([0, 1, 2])).reports == {}  # they do not leave the clients
-        losses[engine] = federated.fleet.crews[0].loss
+        assert (
+            federated.simulation.run(federated.server.instructions([0, 1, 2])).reports == {}
+        )  # they do not leave the clients
+        losses[engine] = federated.simulation.family_states[0].loss
         federated.close()
     for engine in OTHERS:
         torch.testing.assert_close(losses[engine], losses["sequential"], atol=1e-5, rtol=1e-4)

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedquilt as fq
-from fedquilt.crew import blocks_of
-from fedquilt.deploy.letters import read_member, write_member
-from fedquilt.deploy.remote import shadow
-from fedquilt.fleet import Fleet
-from fedquilt.messages import Up, Updates
-from fedquilt.terms import Terms
+from fedquilt.client import Split
+from fedquilt.core.family_state import blocks_of
+from fedquilt.core.simulation import Simulation
+from fedquilt.core.terms import Terms
+from fedquilt.deploy.server.stubs import stub_client
+from fedquilt.deploy.transport.codec import read_member, write_member
+from fedquilt.interface.messages import Update, Updates
 
 Builder = Callable[[], nn.Module]
 ENGINES = ("sequential", "vectorised", "parallel", "parallel-stacks")
@@ -137,7 +138,7 @@ def test_unlike_models_are_no_family(name: str, engine: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # hooks cannot be stacked
         fed = federation(UNLIKE[name], engine=engine)
-        assert len(fed.fleet.crews) == 2
+        assert len(fed.simulation.family_states) == 2
         first = [copy.deepcopy(fed.model(f"c{i}")).state_dict() for i in range(2)]
         for _ in range(3):
             fed.step(evaluate=False)
@@ -162,7 +163,7 @@ def test_masks_of_labels_are_each_clients_own(method: fq.methods.Method, engine:
     fed = fq.Federation(
         fq.Scenario("s", made), method, fq.Training(rounds=2, batch=100, lr=0.5), engine=engine, device="cpu"
     )
-    assert len(fed.fleet.crews) == 1  # they differ by numbers that lie in their rows
+    assert len(fed.simulation.family_states) == 1  # they differ by numbers that lie in their rows
     start = fed.model("c0").state_dict()
     evaluations = [e for _ in range(2) for e in fed.step().evaluations]
     for i, own in enumerate(owned):
@@ -218,7 +219,7 @@ def test_constant_buffers_of_a_shared_unit_stay_home(engine: str) -> None:
     inside, means = [(0, 2, 4), (1, 3, 5), (0, 1, 2)], [0.0, 1.5, -0.5]
     builders = [partial(Sensors, index, mean) for index, mean in zip(inside, means, strict=True)]
     fed = federation(builders, fq.methods.FedAvg(), engine)
-    assert len(fed.fleet.crews) == 1
+    assert len(fed.simulation.family_states) == 1
     start = fed.model("c0").state_dict()
     report = [fed.step(evaluate=False) for _ in range(3)][-1]
     # what travels: weights, biases, scales and shifts, and the statistics of the norm
@@ -300,9 +301,9 @@ def test_builders_with_the_same_arguments_are_one() -> None:
 
     BUILT.clear()
     fed = federation([partial(counted, 4), partial(counted, 4), made_here(4), made_here(4), partial(counted, 5)])
-    assert [crew.family.ids for crew in fed.fleet.crews] == [(0, 1, 2, 3), (4,)]
+    assert [family_state.family.ids for family_state in fed.simulation.family_states] == [(0, 1, 2, 3), (4,)]
     assert BUILT == [4, 4, 5]
-    rest = fed.fleet.crews[0].rest
+    rest = fed.simulation.family_states[0].store
     assert rest.first.shape[0] == 1  # all four start alike: one row is kept
 
 
@@ -312,8 +313,8 @@ def test_clients_that_start_apart_keep_their_own_first_rows() -> None:
         return nn.Linear(6, 3)
 
     fed = federation([partial(seeded, seed) for seed in (1, 2, 1)])
-    assert len(fed.fleet.crews) == 1
-    assert fed.fleet.crews[0].rest.first.shape[0] == 2
+    assert len(fed.simulation.family_states) == 1
+    assert fed.simulation.family_states[0].store.first.shape[0] == 2
     for i, seed in enumerate((1, 2, 1)):
         torch.testing.assert_close(fed.model(f"c{i}").state_dict(), seeded(seed).state_dict())
 
@@ -322,20 +323,26 @@ def test_a_shadow_has_the_units_that_its_client_declares() -> None:
     x, y = data(6, 0)
     client = fq.Client("a", partial(Sensors, (0, 2, 4), 1.0), (x, y), labels=(0, 1, 2))
     terms = Terms(fq.methods.FedAvg(), fq.Training(), 3)
-    member = read_member(write_member(Fleet([client], terms).members()[0]))
+    member = read_member(write_member(Simulation([client], terms).members()[0]))
     assert member.constant == ("index", "mean", "pruned", "code")
-    there = Fleet([shadow(member, lambda start: client.model if start == 0 else None, {})], terms).members()[0]
+    there = Simulation([stub_client(member, lambda start: client.model if start == 0 else None, {})], terms).members()[
+        0
+    ]
     assert (there.units, there.constant) == (member.units, member.constant)
 
 
 def test_what_the_server_looks_at_has_the_clients_own_constants() -> None:
     builders = [partial(Sensors, index, 0.5) for index in ((0, 2, 4), (1, 3, 5))]
     fed = federation(builders, fq.methods.FedAvg())
-    x, _ = data(5, 9)
+    x, y = data(5, 9)
     expected = [fed.model(f"c{i}")(x).softmax(1) for i in range(2)]
     units = {unit: torch.ones(2, dtype=torch.bool) for unit in fed.server.roster.units}
-    layout = fed.fleet.crews[0].family.layout
-    up = Up(1, (0, 1), blocks_of(fed.fleet.crews[0].family, fed.fleet.crews[0].rest.take([0, 1]), units))
+    layout = fed.simulation.family_states[0].family.layout
+    up = Update(
+        1,
+        (0, 1),
+        blocks_of(fed.simulation.family_states[0].family, fed.simulation.family_states[0].store.take([0, 1]), units),
+    )
     assert layout.travels < layout.width
-    _, found = fed.look_at_models(Updates(1, (up,)), x)
+    _, found = fed.simulation.probabilities(Updates(1, (up,)), Split(x, y))
     torch.testing.assert_close(found, torch.stack(expected))

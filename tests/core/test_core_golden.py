@@ -114,7 +114,9 @@ def test_fedper(engine: str) -> None:
     # b: z0 = -5, p0 = 1 / (1 + e^5), label 1: d head = (p0, -p0) * -5
     q = 1 / (1 + exp(5))
     assert parameter(federated, 1, "head.weight") == pytest.approx([1 + 5 * q, -5 * q], rel=1e-5)
-    assert {unit for shelf in federated.server.shelves for unit in shelf.units} == {"base"}  # no value of any head
+    assert {unit for circle_values in federated.server.all_values for unit in circle_values.units} == {
+        "base"
+    }  # no value of any head
     federated.close()
 
 
@@ -193,7 +195,7 @@ def test_reductions() -> None:
         federated = federation(scenario, method)
         for _ in range(2):
             federated.step(evaluate=False)
-        return torch.cat([crew.rest.all().flatten() for crew in federated.fleet.crews])
+        return torch.cat([family_state.store.all().flatten() for family_state in federated.simulation.family_states])
 
     scenario = two(TwoLayers, lr=0.3, epochs=3)
     torch.testing.assert_close(weights(FedProx(mu=1e-9), scenario), weights(FedAvg(), scenario))

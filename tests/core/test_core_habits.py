@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedquilt as fq
-from fedquilt.checkpoint import federation_state, restore_federation
-from fedquilt.habits import habits_of
+from fedquilt.families.habits import habits_of
+from fedquilt.runs.checkpoint import federation_state, restore_federation
 
 Builder = Callable[[], nn.Module]
 STACKS = ("vectorised", "parallel-stacks")
@@ -232,7 +232,7 @@ def test_great_numbers_do_not_hide_what_padding_does(name: str) -> None:
     fed = federation(given, "vectorised")
     with pytest.warns(RuntimeWarning, match="it mixes the samples of a batch"):
         fed.step(evaluate=False)
-    assert fed.fleet.engines == ["parallel"]
+    assert fed.simulation.engines == ["parallel"]
     same(fed, trained(given, rounds=1))
     fed.close()
 
@@ -244,7 +244,7 @@ def test_a_change_may_make_clients_uneven(engine: str) -> None:
     fed = federation(given, engine)
     for _ in range(2):
         fed.step(evaluate=False)
-    assert fed.fleet.engines == [engine]
+    assert fed.simulation.engines == [engine]
     with pytest.warns(RuntimeWarning, match="it mixes the samples of a batch"):
         fed.step(evaluate=False)
     fed.step(evaluate=False)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
-from fedquilt.training.layers import cross_entropies, padding, prepare_one, prepare_stack, stackable
+from fedquilt.layers.norms import padding
+from fedquilt.layers.prepare import cross_entropies, prepare_one, prepare_stack, stackable
 
 
 def gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
@@ -73,9 +74,8 @@ def test_stacked_convolutions_as_matrix_products(conv: partial[nn.Module]) -> No
 @pytest.mark.parametrize(
     "conv",
     [
-        nn.Conv2d(4, 4, 3, groups=2),
-        nn.Conv2d(1, 1, 3, dilation=2),
         nn.Conv2d(1, 1, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular", groups=2),
         nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"),
         nn.Conv3d(1, 1, 3),
         nn.ConvTranspose2d(1, 1, 3),
@@ -83,6 +83,114 @@ def test_stacked_convolutions_as_matrix_products(conv: partial[nn.Module]) -> No
 )
 def test_other_convolutions_stay_as_they_are(conv: nn.Module) -> None:
     assert type(prepare_stack(copy.deepcopy(conv), gpu=True)) is type(conv)
+
+
+IN_GROUPS = [
+    (partial(nn.Conv2d, 4, 4, 3, padding=1, groups=4, bias=False), (4, 5, 6)),
+    (partial(nn.Conv2d, 4, 8, 3, 2, 1, groups=4), (4, 7, 6)),
+    (partial(nn.Conv2d, 4, 6, (3, 2), (1, 2), (0, 1), (2, 1), groups=2), (4, 7, 6)),
+    (partial(nn.Conv1d, 4, 4, 3, 2, 1, groups=2), (4, 9)),
+]
+DILATED = [(partial(nn.Conv2d, 2, 3, 3, 1, 2, 2), (2, 7, 6)), (partial(nn.Conv1d, 2, 3, 3, 2, 0, 3), (2, 9))]
+
+
+def compare_in_stacks(plain: nn.Module, ours: nn.Module, shape: tuple[int, ...], twice: bool = True) -> None:
+    """Gradients, and gradients of their size, of three clients at once and of each by PyTorch's own layer."""
+    x = torch.randn(3, 2, *shape)
+    stack = {name: torch.randn(3, *p.shape) for name, p in plain.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, module: nn.Module) -> Tensor:
+        out: Tensor = functional_call(module, parameters, (x,))
+        return (out.square() * torch.linspace(-1, 1, out.numel()).view_as(out)).sum()
+
+    def slope(parameters: dict[str, Tensor], x: Tensor, module: nn.Module) -> Tensor:
+        found, to_x = grad(partial(loss, module=module), argnums=(0, 1))(parameters, x)
+        return torch.stack([value.square().sum() for value in (to_x, *found.values())]).sum()
+
+    for function in (loss, slope) if twice else (loss,):
+        found = vmap(grad(partial(function, module=ours), argnums=(0, 1)))(stack, x)
+        for i in range(3):
+            mine = {name: p[i] for name, p in stack.items()}
+            wanted = grad(partial(function, module=plain), argnums=(0, 1))(mine, x[i])
+            torch.testing.assert_close(found[1][i], wanted[1], atol=1e-3, rtol=1e-4)
+            for name, value in wanted[0].items():
+                torch.testing.assert_close(found[0][name][i], value, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize(("conv", "shape"), IN_GROUPS + DILATED)
+def test_convolutions_in_groups_and_dilated(conv: partial[nn.Module], shape: tuple[int, ...], gpu: bool) -> None:
+    plain = conv()
+    ours = prepare_stack(copy.deepcopy(plain), gpu=gpu)
+    assert (type(ours) is type(plain)) == (not gpu and plain.groups == 1)
+    x = torch.randn(shape)
+    torch.testing.assert_close(ours(x), plain(x))  # a sample by itself
+    compare_in_stacks(plain, ours, shape)
+
+
+def test_a_shared_input_and_a_shared_weight_in_a_stack_of_convolutions_in_groups() -> None:
+    """What is the same for all clients is not stacked, and each client has the gradient of its own part."""
+    plain = nn.Conv2d(4, 4, 3, groups=4)
+    ours = prepare_stack(copy.deepcopy(plain), gpu=False)
+    x, weights = torch.randn(2, 4, 5, 5), torch.randn(3, 4, 1, 3, 3)
+
+    def to_weight(weight: Tensor, module: nn.Module) -> Tensor:
+        out: Tensor = functional_call(module, {"weight": weight}, (x,))
+        return out.square().sum()
+
+    def to_input(x: Tensor, module: nn.Module) -> Tensor:
+        out: Tensor = module(x)
+        return out.square().sum()
+
+    found = vmap(grad(partial(to_weight, module=ours)))(weights)
+    for i in range(3):
+        torch.testing.assert_close(found[i], grad(partial(to_weight, module=plain))(weights[i]), atol=1e-3, rtol=1e-4)
+    inputs = torch.randn(3, 2, 4, 5, 5)
+    found = vmap(grad(partial(to_input, module=ours)))(inputs)
+    for i in range(3):
+        torch.testing.assert_close(found[i], grad(partial(to_input, module=plain))(inputs[i]), atol=1e-3, rtol=1e-4)
+
+
+ADAPTIVE = [
+    (nn.AdaptiveAvgPool2d(1), (3, 5, 7)),
+    (nn.AdaptiveAvgPool2d(2), (3, 4, 6)),
+    (nn.AdaptiveAvgPool2d((3, 2)), (3, 7, 5)),  # windows overlap
+    (nn.AdaptiveAvgPool2d((None, 4)), (3, 3, 2)),  # more windows than there are pixels
+    (nn.AdaptiveAvgPool1d(1), (3, 7)),
+    (nn.AdaptiveAvgPool1d(3), (3, 7)),
+]
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize(("pool", "shape"), ADAPTIVE)
+def test_adaptive_pools_in_stacks(pool: nn.Module, shape: tuple[int, ...], gpu: bool) -> None:
+    ours = prepare_stack(copy.deepcopy(pool), gpu=gpu)
+    assert type(ours) is not type(pool)
+    x = torch.randn(shape)
+    torch.testing.assert_close(ours(x), pool(x))
+    compare_in_stacks(pool, ours, shape)
+
+
+def test_relu6_at_its_corners() -> None:
+    plain = nn.ReLU6()
+    ours = prepare_stack(nn.ReLU6(), gpu=False)
+    x = torch.tensor([-1.0, 0.0, 1e-3, 3.0, 6.0, 7.0, math.nan])
+    for found, wanted in zip(gradients(ours, x), gradients(plain, x), strict=True):
+        torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("norm", [partial(nn.BatchNorm2d, 3), partial(nn.BatchNorm2d, 3, affine=False)])
+def test_stacked_norms_differentiate_twice(norm: partial[nn.Module]) -> None:
+    plain = norm(track_running_stats=False)
+    compare_in_stacks(plain, prepare_stack(copy.deepcopy(plain), gpu=False), (3, 4, 5))
+
+
+def test_a_norm_of_numbers_far_from_zero() -> None:
+    """Of channels whose mean is a thousand times their deviation, in double as the judge."""
+    x = torch.randn(64, 3, 4) + 1000.0
+    ours = prepare_stack(nn.BatchNorm1d(3), gpu=False)
+    for found, wanted in zip(gradients(ours, x), gradients(nn.BatchNorm1d(3).double(), x.double()), strict=True):
+        torch.testing.assert_close(found.double(), wanted, atol=2e-3, rtol=2e-3)
 
 
 POOLS = [

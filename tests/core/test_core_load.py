@@ -7,12 +7,13 @@ from functools import partial
 
 import pytest
 import torch
+from core_help import same_rows
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt import crew
+from fedquilt.core import family_state
+from fedquilt.engines.metrics import accuracy, confusion, f_by_class, margins
 from fedquilt.methods import FedAvg
-from fedquilt.training.evaluate import accuracy, confusion, f_by_class, margins
 
 
 def data(n: int, seed: int, classes: int = 3) -> tuple[Tensor, Tensor]:
@@ -37,16 +38,16 @@ def test_clients_are_looked_at_beside_those_of_like_length(monkeypatch: pytest.M
     tests = (3, 500, 4, 0, 2, 480)
     whole = federation((8,) * 6, tests, partial(nn.Linear, 4, 3))
     expected = [whole.step().evaluations for _ in range(3)]
-    assert [len(ids) for ids in whole.downs()] == [6]
-    monkeypatch.setattr(crew, "_LITTLE", 2**10)
+    assert [len(ids) for ids in whole.simulation.groups()] == [6]
+    monkeypatch.setattr(family_state, "_LITTLE", 2**10)
     fed = federation((8,) * 6, tests, partial(nn.Linear, 4, 3))
     found = [fed.step().evaluations for _ in range(3)]
-    assert sorted(fed.downs()) == [(0, 2, 3, 4), (1, 5)]
-    assert sum(table.x.numel() for table in fed.fleet.crews[0].tables.values()) <= 2 * 4 * sum(
+    assert sorted(fed.simulation.groups()) == [(0, 2, 3, 4), (1, 5)]
+    assert sum(table.x.numel() for table in fed.simulation.family_states[0].tables.values()) <= 2 * 4 * sum(
         n + n // 2 for n in tests
     )
     for one, other in zip(found, expected, strict=True):
-        assert [e.rows() for e in one] == [e.rows() for e in other]
+        same_rows([row for e in one for row in e.rows()], [row for e in other for row in e.rows()])
         for evaluation in one:
             assert evaluation.clients == tuple(f"c{i}" for i in range(6))
 
@@ -59,7 +60,7 @@ def test_the_biggest_client_says_how_many_are_stacked() -> None:
     for sizes in ((1, 8, 8), (8, 8, 1)):
         fed = federation(sizes, (2, 2, 2), wide)
         fed.step(evaluate=False)
-        found.append(fed.fleet.crews[0].at_once)
+        found.append(fed.simulation.family_states[0].at_once)
     assert found[0] == found[1]
 
 

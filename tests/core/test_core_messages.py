@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt.messages import Block, Roster, Up, Updates
+from fedquilt.client import Split
+from fedquilt.interface.messages import Roster, UnitValues, Update, Updates
 from fedquilt.methods import FedAvg, FedPer, Local, Method, State
 from fedquilt.sharing import MixedUnit, Plan, UnitPlan, everyone, nobody
 
@@ -40,7 +41,7 @@ def test_private_units_never_reach_the_server(engine: str) -> None:
         federated.step(evaluate=False)
     rows = rows_of(federated)
     federated.close()
-    layout = federated.fleet.crews[0].family.layout
+    layout = federated.simulation.family_states[0].family.layout
     heads = torch.stack([layout.take(row[None], "2")[0] for row in rows.values()])
     assert len(heads.unique(dim=0)) == 3  # each its own
     assert len(tap.ups) == len(method.handed) == 2
@@ -105,7 +106,7 @@ def test_traffic_is_what_the_messages_hold(data: st.DataObject) -> None:
     federated = federation(scenario, Planned(plans=tuple(plans)))
     for _ in range(3):
         tap = Tap(federated)
-        valued = all(bool(shelf.known.all()) for shelf in federated.server.shelves)
+        valued = all(bool(circle_values.known.all()) for circle_values in federated.server.all_values)
         report = federated.step(evaluate=False)
         up, down = moved(tap)
         assert up == report.traffic.total_up
@@ -188,14 +189,16 @@ def test_a_run_says_how_many_were_refused() -> None:
 
 def test_columns_of_a_block() -> None:
     value = torch.arange(12.0).view(2, 6)
-    block = Block(("a", "b", "c"), (1, 2, 3), None, value)
+    block = UnitValues(("a", "b", "c"), (1, 2, 3), None, value)
     found = block.columns(("b", "c"))
     assert found is not None
     assert torch.equal(found, value[:, 1:])
     assert block.columns(("a", "c")) is None  # not together
     assert block.columns(("b", "a")) is None
     assert block.columns(("z",)) is None
-    up = Up(1, (4, 7), (Block(("a",), (1,), torch.tensor([1]), value[:1, :1]),), {"seen": torch.tensor([1.0, 2.0])})
+    up = Update(
+        1, (4, 7), (UnitValues(("a",), (1,), torch.tensor([1]), value[:1, :1]),), {"seen": torch.tensor([1.0, 2.0])}
+    )
     part = up.part(["a"])
     assert part is not None
     assert part[0].tolist() == [7]
@@ -205,7 +208,7 @@ def test_columns_of_a_block() -> None:
     with pytest.raises(KeyError, match="no client reported 'loss' in round 1"):
         sent.report("loss")
     with pytest.raises(ValueError, match="no architectures"):
-        sent.probabilities(torch.zeros(1, 1))
+        sent.probabilities(Split(torch.zeros(1, 1), torch.zeros(1)))
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,7 @@ class Asking(Method):
 
     def learn(self, state: State, updates: Updates, roster: Roster) -> State:
         assert roster.common is not None
-        self.seen.append(updates.probabilities(roster.common.x))
+        self.seen.append(updates.probabilities(roster.common))
         return state
 
 
@@ -232,10 +235,10 @@ def test_the_server_runs_whole_models_that_were_sent() -> None:
     federated.step(evaluate=False)
     ids, found = method.seen[0]
     assert ids.tolist() == [0, 1]  # client 2 sent its base only
-    assert scenario.common is not None
+    assert isinstance(scenario.common, Split)
     for i, outputs in zip(ids.tolist(), found, strict=True):
         row = rows_of(federated)[f"client-{i}"]
-        model = federated.fleet.crews[0].family.model(row)
+        model = federated.simulation.family_states[0].family.model(row)
         torch.testing.assert_close(outputs, model(scenario.common.x).softmax(1))
 
 
@@ -244,7 +247,7 @@ def test_mixtures_send_only_what_somebody_needs() -> None:
     federated = federation(points(mlp), Planned(plans=(plan,)))
     tap = Tap(federated)
     report = federated.step(evaluate=False)
-    size = federated.fleet.crews[0].family.layout.size("0")
+    size = federated.simulation.family_states[0].family.layout.size("0")
     assert report.traffic.up[:, 0].tolist() == [size, size, 0]
     assert report.traffic.down[:, 0].tolist() == [size, 0, 0]
     assert moved(tap) == (report.traffic.total_up, report.traffic.total_down)

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import fedquilt as fq
+from fedquilt._util.plain_values import python, with_python_settings
+from fedquilt._util.randomness import key_of
 from fedquilt.client import Change
 from fedquilt.methods import FedProx
-from fedquilt.runfile import builder_to_text
+from fedquilt.runs.settings import builder_to_text
 from fedquilt.sharing import TrimmedMean
-from fedquilt.training.batches import key_of
-from fedquilt.values import python, with_python_settings
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % 2
@@ -106,7 +106,7 @@ def test_names_labels_traits_and_changes_are_plain() -> None:
 def test_a_client_named_by_a_number_is_found_by_its_digits(tmp_path: Path) -> None:
     run = fq.run(scenario([7, np.int64(8)]), "fedavg", alone=False, out=tmp_path / "run", **QUICK)
     assert {row["client"] for row in run.rows} == {"7", "8"}
-    from fedquilt.report.files import read_run
+    from fedquilt.report.read_runs import read_run
 
     assert read_run(tmp_path / "run").series
     for wrong in (None, True, 1.5, ("a",)):

@@ -9,17 +9,17 @@ import torch
 from core_help import federation, mlp, points, rows_of
 from torch import Tensor, nn
 
-from fedquilt.checkpoint import federation_state
-from fedquilt.memory import _NO_RESERVE, common_zeros, is_common
-from fedquilt.rest import Rest
-from fedquilt.stacks import Layout
-from fedquilt.training.batches import key_of
-from fedquilt.training.choose import ENGINES
-from fedquilt.training.engine import Job, Recipe, Samples
-from fedquilt.training.objective import cross_entropy
-from fedquilt.training.parallel import can_fork
-from fedquilt.training.settings import Training
-from fedquilt.units import cut
+from fedquilt._util.randomness import key_of
+from fedquilt._util.shared_memory import _NO_RESERVE, common_zeros, is_common
+from fedquilt.core.row_store import RowStore
+from fedquilt.engines.engine import Samples, TrainingJob, TrainingSpec
+from fedquilt.engines.objective import cross_entropy
+from fedquilt.engines.parallel import can_fork
+from fedquilt.engines.select import ENGINES
+from fedquilt.engines.settings import Training
+from fedquilt.families.layout import Layout
+from fedquilt.families.units import cut
+from fedquilt.runs.checkpoint import federation_state
 
 
 def resident() -> int:
@@ -31,14 +31,14 @@ def resident() -> int:
 @pytest.mark.skipif(_NO_RESERVE == 0, reason="this system sets memory aside that nobody uses")
 def test_who_never_took_part_costs_no_memory() -> None:
     before = resident()
-    rest = Rest(torch.ones(1, 1_000_000), [0] * 25_000)  # 100 gigabytes, were it all written
+    rest = RowStore(torch.ones(1, 1_000_000), [0] * 25_000)  # 100 gigabytes, were it all written
     rest.put([3, 17_000], torch.full((2, 1_000_000), 2.0))
     assert rest.take([2, 3])[:, 0].tolist() == [1.0, 2.0]
     assert resident() - before < 100 * 2**20
 
 
 def test_everyone_s_rows_are_the_first_until_they_are_put_back() -> None:
-    rest = Rest(torch.tensor([[1.0], [2.0]]), [0, 1, 0])
+    rest = RowStore(torch.tensor([[1.0], [2.0]]), [0, 1, 0])
     assert rest.take([2, 1]).tolist() == [[1.0], [2.0]]
     rest.put([1], torch.tensor([[7.0]]))
     assert rest.fresh == {0, 2}
@@ -51,18 +51,18 @@ def test_a_checkpoint_holds_only_those_who_took_part() -> None:
     federated.step(evaluate=False)
     tensors: dict[str, Tensor] = {}
     federation_state(federated, tensors)
-    assert tensors["seen/0"].tolist() == sorted(federated.choose(1))
+    assert tensors["seen/0"].tolist() == sorted(federated.sample_clients(1))
     assert len(tensors["rows/0"]) == 2
     federated.close()
 
 
-def recipe() -> Recipe:
+def recipe() -> TrainingSpec:
     torch.manual_seed(0)
     net = nn.Linear(2, 2)
     parts = tuple((torch.randn(3, 2), torch.randint(0, 2, (3,))) for _ in range(2))
     samples = Samples(parts, (0, 1), (3, 3), (key_of(0), key_of(1)))
     training = Training(lr=0.5, batch=2)
-    return Recipe(net, Layout(net, cut(net)), samples, training, cross_entropy(), torch.device("cpu"))
+    return TrainingSpec(net, Layout(net, cut(net)), samples, training, cross_entropy(), torch.device("cpu"))
 
 
 @pytest.mark.skipif(not can_fork(), reason="this system cannot fork")
@@ -77,11 +77,13 @@ def test_workers_write_to_rows_where_they_rest_and_to_no_others(kind: str) -> No
     assert not is_common(first)
     other = first.clone()
     for round_ in (1, 2):
-        engine.train(Job(home, (0, 1), round_, 0.5))
-        oracle.train(Job(wanted, (0, 1), round_, 0.5))
+        engine.train(TrainingJob(home, (0, 1), round_, 0.5))
+        oracle.train(TrainingJob(wanted, (0, 1), round_, 0.5))
         torch.testing.assert_close(home, wanted)
         here = home.clone()
-        engine.train(Job(other, (0, 1), round_, 0.5))  # the same clients elsewhere, as when a copy is fine-tuned
+        engine.train(
+            TrainingJob(other, (0, 1), round_, 0.5)
+        )  # the same clients elsewhere, as when a copy is fine-tuned
         assert torch.equal(home, here)
     torch.testing.assert_close(other, wanted)
     engine.close()
@@ -95,7 +97,7 @@ def test_rates_of_nought_and_others(kind: str) -> None:
     first = how.layout.row(how.template).repeat(2, 1)
     rows, scale = first.clone(), torch.zeros(2, 6)
     scale[1, :4] = 2.0
-    engine.train(Job(rows, (0, 1), 1, 0.5, scale))
+    engine.train(TrainingJob(rows, (0, 1), 1, 0.5, scale))
     engine.close()
     assert torch.equal(rows[0], first[0])
     assert torch.equal(rows[1, 4:], first[1, 4:])
@@ -103,13 +105,13 @@ def test_rates_of_nought_and_others(kind: str) -> None:
     alone = ENGINES["sequential"](how)
     frozen = torch.ones(2, 6)
     frozen[:, 4:] = 0.0
-    alone.train(Job(plain, (0, 1), 1, 1.0, frozen))  # twice the rate of 0.5
+    alone.train(TrainingJob(plain, (0, 1), 1, 1.0, frozen))  # twice the rate of 0.5
     torch.testing.assert_close(rows[1], plain[1])
 
 
 def test_rows_of_a_federation_rest_in_common_memory() -> None:
     federated = federation(points(mlp, sizes=(4, 4)))
     federated.step(evaluate=False)
-    assert is_common(federated.fleet.crews[0].rest.all())
+    assert is_common(federated.simulation.family_states[0].store.all())
     assert len(rows_of(federated)) == 2
     federated.close()

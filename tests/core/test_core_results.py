@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from core_help import federation, mlp, points
+from core_help import federation, mlp, points, same_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
 import fedquilt as fq
-from fedquilt.everyday import worst_decile
+from fedquilt._util.wording import worst_decile
+from fedquilt.engines.metrics import accuracy, confusion, f_by_class, macro_f1
 from fedquilt.methods import FedPer
 from fedquilt.results import Evaluation, final, summarise
-from fedquilt.training.evaluate import accuracy, confusion, f_by_class, macro_f1
 
 
 @settings(max_examples=40, deadline=None)
@@ -51,7 +51,7 @@ def test_rows_of_an_evaluation() -> None:
     # class 0: 2 * 3 / (4 + 4), class 1 is not there, class 2: never predicted
     assert row == {
         "round": 4, "client": "a", "readout": "received", "split": "test", "accuracy": pytest.approx(0.6),
-        "f1": pytest.approx(0.375), "samples": 5, "f_by_class": [0.75, None, 0.0],
+        "f1": pytest.approx(0.375), "samples": 5, "f_by_class": [0.75, None, 0.0], "loss": None, "training_loss": None,
     }  # fmt: skip
 
 
@@ -67,6 +67,31 @@ def test_a_row_for_each_client_round_readout_and_split() -> None:
     assert {r["samples"] for r in run.rows if r["split"] == "test"} == {6}
     sparse = a_run(alone=False, evaluate_every=2)
     assert {r["round"] for r in sparse.rows} == {2, 3}  # and always the last one
+
+
+def test_rows_have_losses_beside_accuracies() -> None:
+    """Cross-entropy by PyTorch itself on the model that the client ends with; the training loss of who trained."""
+    scenario = points(sizes=(6, 9, 7, 5), training={"rounds": 3, "share": 0.5, "batch": 64, "epochs": 1})
+    run = fq.run(
+        scenario, "fedavg", engine="vectorised", device="cpu", alone=False, readouts=["received", "best-of-both"]
+    )
+    trained = run.federation.sample_clients(3)
+    for number, client in enumerate(scenario.clients):
+        rows = {(r["readout"], r["split"]): r for r in run.rows if r["client"] == client.name and r["round"] == 3}
+        model = run.model(client.name)
+        for split, part in (("validation", client.validation), ("test", client.test)):
+            with torch.no_grad():
+                loss = float(torch.nn.functional.cross_entropy(model(part.x), part.y))
+            assert rows["received", split]["loss"] == pytest.approx(loss, rel=1e-4)
+            assert rows["best-of-both", split]["loss"] is None  # it names classes only
+        assert (rows["received", "test"]["training_loss"] is not None) == (number in trained)
+    before = fq.run(scenario, "fedavg", rounds=2, engine="sequential", device="cpu", alone=False)
+    for number in trained:  # one step on all samples: its loss is that of what was received, before it
+        client = scenario.clients[number]
+        (row,) = (r for r in run.last_rows("received") if r["client"] == client.name)
+        with torch.no_grad():
+            loss = float(torch.nn.functional.cross_entropy(before.model(client.name)(client.train.x), client.train.y))
+        assert row["training_loss"] == pytest.approx(loss, rel=1e-4)
 
 
 def test_the_summary_comes_from_the_rows() -> None:
@@ -123,9 +148,9 @@ def test_the_adapted_read_out_is_the_model_before_installing() -> None:
     federated = federation(scenario, FedPer())
     report = federated.step()
     adapted = {e.split: e for e in report.evaluations if e.readout == "adapted"}["test"]
-    crew = federated.fleet.crews[0]
+    family_state = federated.simulation.family_states[0]
     for i, client in enumerate(scenario.clients):
-        model = crew.family.model(crew.rest.all()[i])
+        model = family_state.family.model(family_state.store.all()[i])
         right = int((model(client.test.x).argmax(1) == client.test.y).sum())
         assert int(adapted.counts[i].diagonal().sum()) == right
 
@@ -149,9 +174,9 @@ def test_evaluation_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     clients = [fq.Client(c.name, mlp, c.train, None, (big, labels)) for c in scenario.clients]
     scenario = fq.Scenario("s", clients, training=scenario.training)
     whole = fq.run(scenario, "fedavg", rounds=1, engine="vectorised", device="cpu", alone=False)
-    monkeypatch.setattr("fedquilt.readouts.base._SAMPLES_AT_ONCE", 64)
+    monkeypatch.setattr("fedquilt.interface.readout._SAMPLES_AT_ONCE", 64)
     parts = fq.run(scenario, "fedavg", rounds=1, engine="vectorised", device="cpu", alone=False)
-    assert whole.rows == parts.rows
+    same_rows(whole.rows, parts.rows)
 
 
 def test_plans_are_kept_when_they_change() -> None:

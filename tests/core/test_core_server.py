@@ -11,17 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedquilt.messages import Block, Member, Roster, Up
-from fedquilt.server import Server
+from fedquilt.core.server import Server
+from fedquilt.core.values import CircleValues
+from fedquilt.families.layout import Signature
+from fedquilt.interface.messages import ClientInfo, Roster, UnitValues, Update
 from fedquilt.sharing import MixedUnit, Plan, UnitPlan, inherit, mean
-from fedquilt.stacks import Signature
 
 ONE: Signature = ((1,),)
 TWO: Signature = ((2,),)
 
 
 def roster(*units: dict[str, Signature]) -> Roster:
-    members = tuple(Member(f"client-{i}", 1, {}, (0,), own) for i, own in enumerate(units))
+    members = tuple(ClientInfo(f"client-{i}", 1, {}, (0,), own) for i, own in enumerate(units))
     return Roster(members, 2, 10)
 
 
@@ -32,7 +33,7 @@ def serve(everyone: Roster, *plans: Plan) -> Server:
     return Server(Planned(plans=plans), everyone, lambda _: first, mean)
 
 
-def send(server: Server, ids: Sequence[int], **values: Sequence[float]) -> Up:
+def send(server: Server, ids: Sequence[int], **values: Sequence[float]) -> Update:
     """These clients' copies of the units that the server's plan has them send, one number a unit."""
     blocks = []
     for unit, numbers in values.items():
@@ -40,13 +41,13 @@ def send(server: Server, ids: Sequence[int], **values: Sequence[float]) -> Up:
         if given_by:
             value = torch.tensor([[numbers[at]] for at in given_by])
             places = None if len(given_by) == len(ids) else torch.tensor(given_by)
-            blocks.append(Block((unit,), (1,), places, value))
-    return Up(server.round + 1, tuple(ids), tuple(blocks))
+            blocks.append(UnitValues((unit,), (1,), places, value))
+    return Update(server.round + 1, tuple(ids), tuple(blocks))
 
 
 def gets(server: Server, client: int, unit: str) -> tuple[float | None, float]:
     """What a client would be sent of a unit (the first number), and its pull."""
-    down = server.down([client])
+    down = server.instructions([client])
     for block, pull in zip(down.blocks, down.pulls, strict=True):
         value = block.columns((unit,))
         if value is not None:
@@ -73,14 +74,14 @@ def test_circles_that_join_keep_the_value_of_the_id_that_goes_on() -> None:
     server = serve(four, plan([0, 0, 7, 7]), plan([0, 0, 7, 7]), plan([7, 7, 7, 7]))
     server.merge([send(server, [0, 1, 2, 3], u=[1.0, 3.0, 5.0, 7.0])])
     assert [gets(server, i, "u")[0] for i in range(4)] == [2.0, 2.0, 6.0, 6.0]
-    server.merge([Up(2, (0,), ())])  # nobody is heard
+    server.merge([Update(2, (0,), ())])  # nobody is heard
     assert [gets(server, i, "u")[0] for i in range(4)] == [6.0] * 4
 
 
 def test_a_new_id_inherits_from_where_most_members_were() -> None:
     server = serve(four, plan([0, 0, 1, 1]), plan([0, 0, 1, 1]), plan([5, 5, 5, -1]))
     server.merge([send(server, [0, 1, 2, 3], u=[1.0, 3.0, 5.0, 7.0])])
-    server.merge([Up(2, (3,), ())])
+    server.merge([Update(2, (3,), ())])
     assert [gets(server, i, "u")[0] for i in range(3)] == [2.0] * 3
     assert gets(server, 3, "u") == (None, 0.0)
 
@@ -89,8 +90,8 @@ def test_a_circle_without_a_value_is_not_installed() -> None:
     """A unit that was private has no value on the server until somebody in its circle is heard."""
     private = Plan({"u": UnitPlan([-1] * 4)})
     server = serve(four, private, plan([0, 0, 1, 1]), plan([0, 0, 1, 1]))
-    assert server.shelves == []
-    server.merge([Up(1, (0, 1, 2, 3), ())])
+    assert server.all_values == []
+    server.merge([Update(1, (0, 1, 2, 3), ())])
     assert [gets(server, i, "u")[1] for i in range(4)] == [0.0] * 4  # pull 0: zeros are not a value
     server.merge([send(server, [0, 2], u=[2.0, 5.0])])
     assert [gets(server, i, "u") for i in range(4)] == [(2.0, 1.0), (2.0, 1.0), (5.0, 1.0), (5.0, 1.0)]
@@ -108,7 +109,7 @@ def test_asked_first_shared_then() -> None:
 def test_only_what_is_asked_changes_and_values_stay() -> None:
     server = serve(four, plan([0, 0, 1, 1]), plan([0, 0, 1, 1], asked={"u": [True] * 4}), plan([0, 0, 1, 1]))
     server.merge([send(server, [0, 1, 2, 3], u=[1.0, 3.0, 5.0, 7.0])])
-    server.merge([Up(2, (1,), ())])
+    server.merge([Update(2, (1,), ())])
     assert [gets(server, i, "u")[0] for i in range(4)] == [2.0, 2.0, 6.0, 6.0]
 
 
@@ -123,18 +124,22 @@ def halves(ask: bool = False) -> Plan:
     return Plan({"u": by_kind, "v": by_kind}, {"u": [True] * 4} if ask else None)
 
 
-def test_a_unit_of_one_shape_lies_on_one_shelf() -> None:
+def test_a_unit_of_one_shape_lies_in_one_place() -> None:
     server = serve(half, halves())
-    keys = [key for shelf in server.shelves for key in shelf.keys]
+    keys = [key for circle_values in server.all_values for key in circle_values.keys]
     assert len(keys) == len(set(keys)) == 3
 
 
 @pytest.mark.parametrize("changing", [False, True])
 def test_a_kind_that_rests_keeps_its_value_when_plans_change(changing: bool) -> None:
     server = serve(half, halves(), halves(), halves(ask=changing), halves())
-    server.merge([Up(1, (0, 1), (Block(("u", "v"), (1, 1), None, torch.tensor([[1.0, 5.0], [3.0, 7.0]])),))])
-    server.merge([Up(2, (2, 3), (Block(("u", "v"), (1, 2), None, torch.tensor([[8.0, 1.0, 1.0], [6.0, 1.0, 1.0]])),))])
-    server.merge([Up(3, (2, 3), (Block(("u",), (1,), None, torch.tensor([[9.0], [9.0]])),))])  # v was not sent here
+    server.merge([Update(1, (0, 1), (UnitValues(("u", "v"), (1, 1), None, torch.tensor([[1.0, 5.0], [3.0, 7.0]])),))])
+    server.merge(
+        [Update(2, (2, 3), (UnitValues(("u", "v"), (1, 2), None, torch.tensor([[8.0, 1.0, 1.0], [6.0, 1.0, 1.0]])),))]
+    )
+    server.merge(
+        [Update(3, (2, 3), (UnitValues(("u",), (1,), None, torch.tensor([[9.0], [9.0]])),))]
+    )  # v was not sent here
     assert gets(server, 0, "u") == (2.0, 1.0)
     assert gets(server, 0, "v") == (6.0, 1.0)
     assert gets(server, 2, "u") == (9.0, 1.0)
@@ -145,8 +150,8 @@ def test_an_id_taken_over_by_another_shape_inherits_no_first_value() -> None:
     one = Plan({"u": UnitPlan([0, 0, 1, 1]), "v": UnitPlan([0, 0, 1, 1])})
     two = Plan({"u": UnitPlan([0, 0, 1, 1]), "v": UnitPlan([1, 1, 0, 0])})
     server = serve(half, one, one, two)
-    server.merge([Up(1, (0, 1), (Block(("u", "v"), (1, 1), None, torch.tensor([[1.0, 5.0], [3.0, 7.0]])),))])
-    server.merge([Up(2, (2,), ())])
+    server.merge([Update(1, (0, 1), (UnitValues(("u", "v"), (1, 1), None, torch.tensor([[1.0, 5.0], [3.0, 7.0]])),))])
+    server.merge([Update(2, (2,), ())])
     # circle 1 never had a value in this shape
     assert gets(server, 0, "v")[1] == 0.0
 
@@ -155,8 +160,8 @@ def test_families_share_a_circle() -> None:
     together = Plan({"u": UnitPlan([0, 0, 0, 0], [1, 1, 2, 4]), "v": UnitPlan([0, 0, 1, 1])})
     server = serve(half, together)
     server.merge([
-        Up(1, (0, 1), (Block(("u",), (1,), None, torch.tensor([[1.0], [3.0]])),)),
-        Up(1, (2, 3), (Block(("u",), (1,), None, torch.tensor([[8.0], [9.0]])),)),
+        Update(1, (0, 1), (UnitValues(("u",), (1,), None, torch.tensor([[1.0], [3.0]])),)),
+        Update(1, (2, 3), (UnitValues(("u",), (1,), None, torch.tensor([[8.0], [9.0]])),)),
     ])  # fmt: skip
     assert gets(server, 0, "u")[0] == pytest.approx((1 + 3 + 16 + 36) / 8)
     assert gets(server, 3, "u") == gets(server, 0, "u")
@@ -172,18 +177,31 @@ def test_mixtures_and_circles_do_not_inherit_by_number() -> None:
     assert inherit(circles, mixed).tolist()[1] in (0, 1)
     server = serve(four, Plan({"u": circles}), Plan({"u": circles}), Plan({"u": mixed}))
     server.merge([send(server, [0, 1, 2, 3], u=[1.0, 3.0, 5.0, 7.0])])
-    server.merge([Up(2, (0,), ())])
-    assert [gets(server, i, "u")[0] for i in range(4)] == [2.0, 2.0, 6.0, 6.0]
+    server.merge([Update(2, (0,), ())])
+    assert [gets(server, i, "u")[0] for i in range(4)] == [4.0] * 4  # of what each received before: 2, 2, 6, 6
 
 
-def test_a_mixture_of_those_who_were_heard() -> None:
+def test_a_mixture_of_what_clients_sent_last() -> None:
     mixed = Plan({"u": MixedUnit([[0.5, 0.25, 0.25, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5], [0, 0, 0, 0]])})
     server = serve(four, mixed)
     server.merge([send(server, [0, 1], u=[2.0, 8.0])])
-    assert gets(server, 0, "u")[0] == pytest.approx((0.5 * 2 + 0.25 * 8) / 0.75)
-    assert gets(server, 1, "u")[0] == 8.0
-    assert gets(server, 2, "u")[0] == -1.0  # nobody in its mixture was heard
+    assert gets(server, 0, "u")[0] == pytest.approx(0.5 * 2 + 0.25 * 8 - 0.25 * 1)  # 2 has its first weights, -1
+    server.merge([send(server, [2], u=[6.0])])
+    assert gets(server, 0, "u")[0] == pytest.approx(0.5 * 2 + 0.25 * 8 + 0.25 * 6)  # 0 and 1 as they were
+    assert gets(server, 1, "u")[0] == pytest.approx(0.5 * 8 + 0.5 * 6)
     assert gets(server, 3, "u") == (None, 0.0)
+    assert server.held("u", torch.tensor([1, 0]))[:, 0].tolist() == pytest.approx([7.0, 4.5])
+
+
+def test_a_newcomer_is_in_mixtures_once_it_has_a_copy() -> None:
+    rows = [[0.5, 0.5, 0], [0.5, 0.5, 0], [0.25, 0.25, 0.5]]
+    older = MixedUnit([row[:2] for row in rows[:2]])
+    values = CircleValues(MixedUnit(rows), (("u", ((1,),)),), torch.tensor([[2.0], [6.0], [0.0]]), torch.ones(3).bool())
+    assert inherit(values.plan, older).tolist() == [0, 1, -1]
+    values.known[2] = False
+    value, known = values.received(lambda whole: whole)
+    assert value[:, 0].tolist() == [4.0, 4.0, 4.0]
+    assert bool(known.all())
 
 
 # --- in general ------------------------------------------------------------------------------------------------------

@@ -11,13 +11,13 @@ import torch
 from core_help import ENGINES, federation, mlp, points, rows_after, rows_of, same
 from torch import Tensor, nn
 
-from fedquilt.me import Me
-from fedquilt.messages import Member, Roster
+from fedquilt.engines.objective import Batch, Learner, Objective
+from fedquilt.families.parts import Parts
+from fedquilt.interface.me import Me
+from fedquilt.interface.messages import ClientInfo, Roster
+from fedquilt.interface.steps import Do, Install, Send, Step, Train, but_last, last
 from fedquilt.methods import FedAvg, State
-from fedquilt.parts import Parts
 from fedquilt.sharing import Plan, nobody
-from fedquilt.steps import Do, Install, Send, Step, Train, but_last, last
-from fedquilt.training.objective import Batch, Learner, Objective
 
 Program = tuple[Step, ...]
 
@@ -30,7 +30,7 @@ class Programmed(FedAvg):
     program: Callable[[], Program] = field(default=lambda: (Install(), Train()))
     state: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the shapes of what clients keep
 
-    def parts(self, model: nn.Module, member: Member, classes: int) -> Parts:
+    def parts(self, model: nn.Module, member: ClientInfo, classes: int) -> Parts:
         return Parts(model, state={name: torch.zeros(*shape) for name, shape in self.state.items()})
 
     def local(self) -> Program:
@@ -51,8 +51,8 @@ def test_a_client_chooses_what_it_sends(engine: str) -> None:
 
     method = Programmed(program=lambda: (Install(), Train(), Send(choose)))
     fed = federation(points(sizes=(5, 9, 7)), method, engine)
-    down = fed.server.down([0, 1, 2])
-    up = fed.fleet.run(down)
+    down = fed.server.instructions([0, 1, 2])
+    up = fed.simulation.run(down)
     senders = {u: None if b.places is None else b.places.tolist() for b in up.blocks for u in b.units}
     assert senders == {"0": None, "2": [1, 2]}
     fed.close()
@@ -60,7 +60,7 @@ def test_a_client_chooses_what_it_sends(engine: str) -> None:
     report = fed.step(evaluate=False)
     sizes = {unit: int(size[0]) for unit, size in fed.server.sizes.items()}
     assert report.traffic.up.tolist() == [[sizes["0"], 0], [sizes["0"], sizes["2"]], [sizes["0"], sizes["2"]]]
-    rows, layout = rows_of(fed), fed.fleet.crews[0].family.layout
+    rows, layout = rows_of(fed), fed.simulation.family_states[0].family.layout
     heads = [layout.take(row[None], "2")[0] for row in rows.values()]
     held = fed.server.held("2", torch.tensor([0]))[0]
     torch.testing.assert_close(held, (9 * heads[1] + 7 * heads[2]) / 16)
@@ -77,10 +77,10 @@ def test_a_step_writes_state_that_lasts_and_reports_what_it_names(engine: str) -
     )
     fed = federation(points(sizes=(5, 9, 7)), method, engine)  # batches of 3, two epochs
     for round_ in (1, 2):
-        up = fed.fleet.run(fed.server.down([0, 1, 2]))
+        up = fed.simulation.run(fed.server.instructions([0, 1, 2]))
         assert up.reports["steps"].tolist() == [4, 6, 6]
         assert up.reports["seen"].tolist() == [1, 1, 1]  # the server was not told of a round yet
-        layout = fed.fleet.crews[0].family.layout
+        layout = fed.simulation.family_states[0].family.layout
         rows = torch.stack(list(rows_of(fed).values()))
         assert torch.equal(layout.take(rows, "rounds"), torch.full((3, 6), float(round_)))
     fed.close()
@@ -95,7 +95,7 @@ def test_phases_train_what_they_name_and_nothing_else(engine: str) -> None:
     fed = federation(scenario, head, engine)
     before = {name: row.clone() for name, row in rows_of(fed).items()}
     fed.step(evaluate=False)
-    layout = fed.fleet.crews[0].family.layout
+    layout = fed.simulation.family_states[0].family.layout
     for name, row in rows_of(fed).items():
         assert torch.equal(layout.take(row[None], "0"), layout.take(before[name][None], "0"))
         assert not torch.equal(layout.take(row[None], "2"), layout.take(before[name][None], "2"))
@@ -163,8 +163,8 @@ def test_draws_depend_on_the_client_the_round_and_the_purpose_alone(engine: str)
     for ids in ((0, 1, 2), (1,)):
         fed = federation(points(), method, engine)
         for round_ in (1, 2):
-            down = fed.server.down(ids)
-            up = fed.fleet.run(down)
+            down = fed.server.instructions(ids)
+            up = fed.simulation.run(down)
             assert torch.equal(up.reports["one"], up.reports["again"])
             assert not torch.equal(up.reports["one"], up.reports["other"])
             fed.server.merge([up])

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 import fedquilt as fq
 from fedquilt.client import Split
-from fedquilt.kinds import Kinds, families
-from fedquilt.stacks import Family, Layout
-from fedquilt.structure import structure
-from fedquilt.units import Cut, cut
+from fedquilt.families.architecture import describe_architecture
+from fedquilt.families.family import Family
+from fedquilt.families.kinds import Kinds, families
+from fedquilt.families.layout import Layout
+from fedquilt.families.units import Cut, cut
 
 LAYERS: list[Callable[[], nn.Module]] = [
     partial(nn.Linear, 3, 3),
@@ -228,7 +229,7 @@ ALIKE: list[Callable[[], nn.Module]] = [
 
 @pytest.mark.parametrize("build", ALIKE)
 def test_built_twice_is_one_architecture(build: Callable[[], nn.Module]) -> None:
-    assert structure(build()) == structure(build())
+    assert describe_architecture(build()) == describe_architecture(build())
 
 
 UNLIKE: list[tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = [
@@ -245,7 +246,7 @@ UNLIKE: list[tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = [
 
 @pytest.mark.parametrize("pair", UNLIKE)
 def test_what_computes_otherwise_is_another(pair: tuple[Callable[[], nn.Module], Callable[[], nn.Module]]) -> None:
-    assert structure(pair[0]()) != structure(pair[1]())
+    assert describe_architecture(pair[0]()) != describe_architecture(pair[1]())
 
 
 def test_frozen_and_tied_ones_are_others() -> None:
@@ -256,7 +257,16 @@ def test_frozen_and_tied_ones_are_others() -> None:
             made[1].weight = made[0].weight
         return made
 
-    assert len({structure(pair()), structure(pair(freeze=True)), structure(pair(tie=True))}) == 3
+    assert (
+        len(
+            {
+                describe_architecture(pair()),
+                describe_architecture(pair(freeze=True)),
+                describe_architecture(pair(tie=True)),
+            }
+        )
+        == 3
+    )
 
 
 def test_families() -> None:

@@ -223,7 +223,7 @@ def test_clients_with_other_types_of_samples_are_of_another_family(engine: str) 
     run = go(fq.Scenario("types", made, fq.Training(rounds=2, lr=0.5, batch=8)), engine=engine)
     row = run.rows[-1]
     assert (row["client"], row["readout"], row["split"]) == ("parts", "adapted", "test")
-    own = run.federation.fleet.model(1)
+    own = run.federation.simulation.model(1)
     assert row["accuracy"] == pytest.approx(float((own(parts).argmax(1) == y).float().mean()))
 
 

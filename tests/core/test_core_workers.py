@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt.training.parallel import Parallel, can_fork
+from fedquilt.engines.parallel import Parallel, can_fork
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="this system cannot fork")
 HELP = Path(__file__).parent
@@ -45,8 +45,8 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def engine_of(federated: fq.Federation, crew: int = 0) -> Parallel:
-    engine: Any = next(iter(federated.fleet.crews[crew].engines.values()))
+def engine_of(federated: fq.Federation, family_state: int = 0) -> Parallel:
+    engine: Any = next(iter(federated.simulation.family_states[family_state].engines.values()))
     assert isinstance(engine, Parallel)
     return engine
 
@@ -55,7 +55,7 @@ def test_closing_ends_workers_soon_with_several_families() -> None:
     """A later family's workers hold copies of an earlier one's pipes: these must be told to end, not only cut off."""
     federated = federation(points([lambda: Task(4, 6), lambda: Task(4, 9)] * 2, sizes=(5, 5, 5, 5)), engine="parallel")
     federated.step(evaluate=False)
-    pids = [process.pid for crew in (0, 1) for process in engine_of(federated, crew).processes]
+    pids = [process.pid for family_state in (0, 1) for process in engine_of(federated, family_state).processes]
     assert len(pids) >= 2
     assert all(alive(pid) for pid in pids)
     start = time.monotonic()
@@ -122,7 +122,7 @@ def test_an_interrupted_job_does_not_answer_for_the_next(monkeypatch: pytest.Mon
     federated = federation(scenario, engine="parallel")
     federated.step(evaluate=False)
     before = rows_of(federated)
-    engine, answer = engine_of(federated), "fedquilt.training.parallel._answer"
+    engine, answer = engine_of(federated), "fedquilt.engines.parallel._answer"
 
     def interrupted(pipe: object) -> None:
         raise KeyboardInterrupt
@@ -133,8 +133,8 @@ def test_an_interrupted_job_does_not_answer_for_the_next(monkeypatch: pytest.Mon
     assert engine.processes == []
     monkeypatch.undo()
     for name, row in before.items():  # as they were before the round
-        index, at = federated.fleet.home[[c.name for c in scenario.clients].index(name)]
-        federated.fleet.crews[index].rest.all()[at] = row
+        index, at = federated.simulation.home[[c.name for c in scenario.clients].index(name)]
+        federated.simulation.family_states[index].store.all()[at] = row
     federated.step(evaluate=False)
     same(rows_of(federated), rows_after(scenario))
     federated.close()
@@ -167,7 +167,7 @@ def test_many_extras_travel_without_files() -> None:
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_stacks_of_any_size_train_as_one_by_one(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks are of clients of about one size, so they are not neighbours in memory."""
-    monkeypatch.setattr("fedquilt.training.parallel.how_many_a_worker", lambda recipe, extras: most)
+    monkeypatch.setattr("fedquilt.engines.parallel.how_many_a_worker", lambda recipe, extras: most)
     scenario = points(sizes=(5, 9, 5, 14, 6, 9, 4), training={"rounds": 3, "momentum": 0.9})
     same(rows_after(scenario, engine="parallel-stacks", rounds=3), rows_after(scenario, rounds=3))
 
@@ -214,14 +214,14 @@ if sys.argv[2] == "busy":
     import threading
     def tell():
         while True:
-            engine = next(iter(federated.fleet.crews[0].engines.values()), None)
+            engine = next(iter(federated.simulation.family_states[0].engines.values()), None)
             if engine is not None and len(engine.processes) == engine.workers:
                 print(*[p.pid for p in engine.processes], flush=True)
                 return
             time.sleep(0.05)
     threading.Thread(target=tell, daemon=True).start()
 federated.step(evaluate=False)
-engines = [engine for crew in federated.fleet.crews for engine in crew.engines.values()]
+engines = [engine for family_state in federated.simulation.family_states for engine in family_state.engines.values()]
 print(*[p.pid for engine in engines for p in engine.processes], flush=True)
 if sys.argv[2] == "leave":
     sys.exit(0)

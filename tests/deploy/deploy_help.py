@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,21 @@ import deploy_models
 import numpy as np
 
 from fedquilt.client import Change, Client
-from fedquilt.deploy.client_side import NodeProcesses, start_node
-from fedquilt.deploy.create import create_from_scenario
-from fedquilt.deploy.device import Device
-from fedquilt.deploy.lead import declare, make_federation
-from fedquilt.deploy.local import LocalPost as Local
-from fedquilt.deploy.post import Answer
+from fedquilt.core.federation import Federation
+from fedquilt.deploy.device.device import Device
+from fedquilt.deploy.device.local import LocalTransport as Local
+from fedquilt.deploy.ops.client_processes import NodeProcesses, start_node
+from fedquilt.deploy.ops.create import create_from_scenario
+from fedquilt.deploy.ops.runs import follow, new_spec, start_run
+from fedquilt.deploy.ops.server_processes import ServerSide
 from fedquilt.deploy.project import Address, Node, Project, Rounds, Transfer
-from fedquilt.deploy.remote import RemoteFederation
-from fedquilt.deploy.runs import follow, new_spec, start_run
-from fedquilt.deploy.server_side import ServerSide
-from fedquilt.run import Run, run
+from fedquilt.deploy.server.coordinator import make_federation
+from fedquilt.deploy.server.declarations import declare
+from fedquilt.deploy.transport.transport import Answer
+from fedquilt.engines.settings import Training
+from fedquilt.runs.result import Run
+from fedquilt.runs.run import run
 from fedquilt.scenario import Scenario
-from fedquilt.training.settings import Training
 
 
 class LocalPost(Local):
@@ -52,7 +55,7 @@ def federate(
     transfer: Transfer | None = None,
     rules: Rounds | None = None,
     **options: Any,
-) -> tuple[RemoteFederation, LocalPost]:
+) -> tuple[Federation, LocalPost]:
     """A federation of a scenario's clients over the local post."""
     project = create_from_scenario(folder, scenario, Address(), rules, transfer)
     post = LocalPost(project)
@@ -63,15 +66,15 @@ def federate(
 class Network:
     """A federation of real processes on this machine; leaving the context ends them all."""
 
-    def __init__(self, project: Project) -> None:
-        self.project = project
+    def __init__(self, project: Project, but: Sequence[str] = ()) -> None:
+        self.project, self.but = project, but
         self.server = ServerSide(project, gate=shutil.which("nginx") is not None)
         self.nodes: dict[str, NodeProcesses] = {}
 
     def __enter__(self) -> Network:
         self.server.__enter__()
         try:
-            for name in self.project.clients:
+            for name in set(self.project.clients) - set(self.but):
                 self.start(name)
         except BaseException:
             self.__exit__(None, None, None)
@@ -112,6 +115,9 @@ def same_rows(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
         assert row["samples"] == other[key]["samples"], key
         assert abs(row["accuracy"] - other[key]["accuracy"]) < 1e-6, key
         assert abs(row["f1"] - other[key]["f1"]) < 1e-5, key
+        for name in ("loss", "training_loss"):
+            assert (row[name] is None) == (other[key][name] is None), (key, name)
+            assert row[name] is None or math.isclose(row[name], other[key][name], rel_tol=1e-3, abs_tol=1e-5), key
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedquilt.cli import main
-from fedquilt.deploy import nginx
-from fedquilt.deploy.create import create
+from fedquilt.deploy.ops import nginx
+from fedquilt.deploy.ops.create import create
+from fedquilt.deploy.ops.server_processes import ServerSide
 from fedquilt.deploy.project import Address, Node, Project
-from fedquilt.deploy.server_side import ServerSide
 
 
 def test_init_of_a_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,16 +132,16 @@ def imported(statement: str) -> set[str]:
 
 
 def test_the_command_line_waits_for_neither_torch_nor_flower() -> None:
-    assert not imported("import fedquilt.deploy.cli") & {"torch", "flwr", "numpy", "sklearn"}
+    assert not imported("import fedquilt.cli.deploy") & {"torch", "flwr", "numpy", "sklearn"}
 
 
 def test_watching_over_a_client_takes_neither_torch_nor_flower() -> None:
-    statement = "from fedquilt.deploy.client_side import keep_running\nfrom fedquilt.deploy.project import Node"
+    statement = "from fedquilt.deploy.ops.client_processes import Care\nfrom fedquilt.deploy.project import Node"
     assert not imported(statement) & {"torch", "flwr", "sklearn", "scipy"}
 
 
 def test_a_worker_imports_what_it_needs_and_no_more() -> None:
-    statement = "import fedquilt.deploy.worker\nfrom fedquilt.deploy.device import Device"
+    statement = "import fedquilt.deploy.device.task_worker\nfrom fedquilt.deploy.device.device import Device"
     assert not imported(statement) & {"sklearn", "scipy", "matplotlib", "pandas", "plotly", "uvicorn", "alembic"}
     code = f"import sys\n{statement}\nprint('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -20,12 +20,12 @@ pytest.importorskip("flwr")
 from deploy_help import lines, processes_of
 from safetensors import safe_open
 
-from fedquilt.deploy.create import create_from_scenario
-from fedquilt.deploy.operator import who_is_there
-from fedquilt.deploy.processes import free_port
+from fedquilt.deploy.ops.create import create_from_scenario
+from fedquilt.deploy.ops.processes import free_port
+from fedquilt.deploy.ops.superlink import who_is_there
 from fedquilt.deploy.project import Address, Project, Rounds
-from fedquilt.report.files import read_run
-from fedquilt.run import run
+from fedquilt.report.read_runs import read_run
+from fedquilt.runs.run import run
 from fedquilt.scenarios import build
 
 pytestmark = pytest.mark.deploy

@@ -13,13 +13,14 @@ pytest.importorskip("flwr")
 
 from deploy_help import LocalPost, digits_with_public, federate, lines, same_rows
 
-from fedquilt.deploy.create import create_from_scenario
-from fedquilt.deploy.device import Device
-from fedquilt.deploy.lead import lead
-from fedquilt.deploy.post import Answer
+from fedquilt.deploy.device.device import Device
+from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.project import Address, Project, Rounds
-from fedquilt.deploy.wire import unpack
-from fedquilt.run import run
+from fedquilt.deploy.server.coordinator import lead
+from fedquilt.deploy.server.remote_clients import remote
+from fedquilt.deploy.transport.transport import Answer, Patience
+from fedquilt.deploy.transport.wire import unpack
+from fedquilt.runs.run import run
 
 ROUNDS = 4
 
@@ -95,16 +96,16 @@ def test_a_client_killed_in_a_round_comes_back_with_what_it_had(tmp_path: Path, 
 
     post.accident = accident
     reports = [federation.step() for _ in range(ROUNDS)]
-    federation.finish()
+    federation.evaluate(last=True)
     lost = moment != "after it answered"
     assert (1 in reports[1].participants) is not lost
     assert all(1 in report.participants for report in reports[2:])
-    assert federation.left_out == ({victim: {"no-answer": 1}} if lost else {})
+    assert remote(federation).left_out == ({victim: {"no-answer": 1}} if lost else {})
     # It went on from its last accepted round, not from the beginning.
     letters = [unpack(letter)[1] for letter in post.down[victim][1:]]
     expected = letters[1]["accepted"] if lost else letters[1]["token"]
     assert letters[2]["accepted"] == expected != ""
-    assert "lost-state" not in json.dumps(federation.left_out)
+    assert "lost-state" not in json.dumps(remote(federation).left_out)
 
 
 def test_a_client_that_was_gone_for_rounds_catches_up(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_a_client_that_was_gone_for_rounds_catches_up(tmp_path: Path) -> None:
     post.reachable = lambda: {n for n in post.devices if n != gone or federation.round in (0, 3, 4)}  # type: ignore[method-assign]
     took = [3 in federation.step().participants for _ in range(5)]
     assert took == [True, False, False, True, True]
-    assert federation.left_out == {}
+    assert remote(federation).left_out == {}
 
 
 def test_a_round_without_quorum_is_repeated_from_the_same_place(tmp_path: Path) -> None:
@@ -132,8 +133,8 @@ def test_a_round_without_quorum_is_repeated_from_the_same_place(tmp_path: Path) 
     post.accident = accident
     ours, theirs = [federation.step() for _ in range(3)], [clean.step() for _ in range(3)]
     assert tries == 3
-    last = [row for e in federation.finish() for row in e.rows()]
-    same_rows(last, [row for e in clean.finish() for row in e.rows()])
+    last = [row for e in federation.evaluate(last=True) for row in e.rows()]
+    same_rows(last, [row for e in clean.evaluate(last=True) for row in e.rows()])
     assert ours[-1].participants == theirs[-1].participants
 
 
@@ -145,7 +146,7 @@ def test_a_device_that_lost_its_state_is_noticed_and_starts_afresh(tmp_path: Pat
         file.unlink()
     took = [2 in federation.step().participants for _ in range(2)]
     assert took == [False, True]
-    assert federation.left_out == {"client-2": {"lost-state": 1}}
+    assert remote(federation).left_out == {"client-2": {"lost-state": 1}}
 
 
 def test_slow_clients_are_not_waited_for_longer_than_the_time_out(tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_slow_clients_are_not_waited_for_longer_than_the_time_out(tmp_path: Path
     post.accident = accident
     assert 0 not in federation.step().participants
     assert 0 not in federation.step().participants
-    assert federation.left_out == {"client-0": {"no-answer": 1, "wrong-round": 1}}
+    assert remote(federation).left_out == {"client-0": {"no-answer": 1, "wrong-round": 1}}
 
 
 def test_too_few_clients_at_the_start_is_a_sentence(tmp_path: Path) -> None:
@@ -178,8 +179,8 @@ def test_too_few_clients_at_the_start_is_a_sentence(tmp_path: Path) -> None:
 class Patchy(LocalPost):
     """Every second round another client does not answer."""
 
-    def exchange(self, letters: Mapping[str, bytes], round_: int, timeout: float) -> Iterator[Answer]:
-        for answer in super().exchange(letters, round_, timeout):
+    def exchange(self, letters: Mapping[str, bytes], round_: int, patience: Patience) -> Iterator[Answer]:
+        for answer in super().exchange(letters, round_, patience):
             unlucky = f"client-{round_ // 2 % 4}"
             yield Answer(unlucky, code="no-answer") if round_ % 2 and answer.client == unlucky else answer
 

@@ -12,7 +12,7 @@ pytest.importorskip("flwr")
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedquilt.deploy import keys
+from fedquilt.deploy.ops import keys
 
 
 def test_server_certificate_is_vouched_for_and_names_its_hosts(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ import torch
 from deploy_help import digits_with_public, federate
 from safetensors.numpy import load_file
 
-from fedquilt.deploy.client_app import make_app
-from fedquilt.deploy.device import Device
-from fedquilt.deploy.parcel import read_record
-from fedquilt.deploy.wire import pack, unpack
+from fedquilt.deploy.device.app import make_app
+from fedquilt.deploy.device.device import Device
+from fedquilt.deploy.server.remote_clients import remote
+from fedquilt.deploy.transport.flower_records import read_record
+from fedquilt.deploy.transport.wire import pack, unpack
 from fedquilt.scenario import Scenario
 
 SECRET = "the patient's name is Ada"
@@ -46,22 +47,24 @@ def test_private_units_never_leave(tmp_path: Path, scenario: Scenario) -> None:
     federation, post = federate(tmp_path / "fed", scenario, "fedper", 3)
     for _ in range(3):
         federation.step()
-    federation.finish()
+    federation.evaluate(last=True)
     for number, name in enumerate(post.devices):
         sent = all_sent(post.up[name])
-        crew = next(crew for crew in federation.fleet.crews if number in crew.family.ids)
+        family_state = next(
+            family_state for family_state in remote(federation).stubs.family_states if number in family_state.family.ids
+        )
         plan = federation.server.plan
         kept = load_file(post.project.client_folder(name) / "state" / "test" / "committed.safetensors")["row"]
         rows = torch.from_numpy(kept)[None]
-        private = [unit.name for unit in crew.family.layout.units if not bool(plan.sends(unit.name)[number])]
-        shared = [unit.name for unit in crew.family.layout.units if bool(plan.sends(unit.name)[number])]
+        private = [unit.name for unit in family_state.family.layout.units if not bool(plan.sends(unit.name)[number])]
+        shared = [unit.name for unit in family_state.family.layout.units if bool(plan.sends(unit.name)[number])]
         assert private
         for unit in private:
-            for piece in pieces(crew.family.layout.take(rows, unit).numpy()[0]):
+            for piece in pieces(family_state.family.layout.take(rows, unit).numpy()[0]):
                 assert piece not in sent, f"{name}: {unit}"
         if shared:  # the test could see them: a unit that is shared is found
             unit = shared[0]
-            assert any(piece in sent for piece in pieces(crew.family.layout.take(rows, unit).numpy()[0]))
+            assert any(piece in sent for piece in pieces(family_state.family.layout.take(rows, unit).numpy()[0]))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "feddl", "score-sharing"])
@@ -70,7 +73,7 @@ def test_raw_data_never_leave(tmp_path: Path, method: str) -> None:
     federation, post = federate(tmp_path / "fed", scenario, method, 3)
     for _ in range(3):
         federation.step()
-    federation.finish()
+    federation.evaluate(last=True)
     for client in scenario.clients:
         sent = all_sent(post.up[client.name])
         for split in (client.train, client.validation, client.test):
@@ -107,7 +110,7 @@ def test_an_answer_says_these_things_and_no_others(tmp_path: Path, scenario: Sce
     }
     for answer in rounds:
         arrays, text = unpack(answer)
-        assert set(text) <= {"round", "counts", "token", "kind"}
+        assert set(text) <= {"round", "counts", "losses", "training_loss", "token", "kind"}
         assert {name.split("/")[0] for name in arrays} == {"value"}
 
 
@@ -119,7 +122,7 @@ def test_no_text_of_an_exception_leaves(
     def fail(*_: object) -> None:
         raise RuntimeError(SECRET)
 
-    monkeypatch.setattr("fedquilt.deploy.device.keep", fail)
+    monkeypatch.setattr("fedquilt.deploy.device.device.keep", fail)
     with pytest.raises(RuntimeError, match="was tried"):
         federation.step()
     assert SECRET in capfd.readouterr().err  # on the device it is in the log
@@ -185,7 +188,7 @@ def test_a_letter_cannot_make_a_device_do_other_things(
 def test_a_device_writes_nothing_outside_its_folder(tmp_path: Path) -> None:
     federation, post = federate(tmp_path / "fed", digits_with_public(), "fedavg", 1)
     federation.step()
-    federation.finish()
+    federation.evaluate(last=True)
     folder = post.project.client_folder("client-0")
     known = {"client.toml", "ca.crt", "node.key", "node.pub", "deploy_models.py"}
     known |= {"data.npz", "common.npz", "public_test.npz"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from deploy_help import Network, digits_with_public, lines, same_rows, simulate
 
-from fedquilt.deploy.create import create_from_scenario
-from fedquilt.deploy.processes import free_port
+from fedquilt._util.toml import values_of
+from fedquilt.deploy.ops.create import create_from_scenario
+from fedquilt.deploy.ops.processes import free_port
 from fedquilt.deploy.project import Address, Project, Rounds, Transfer
 from fedquilt.scenario import Scenario
-from fedquilt.toml import values_of
 
 pytestmark = pytest.mark.deploy
 ROUNDS = 3
@@ -63,16 +61,11 @@ def test_the_same_numbers_as_in_a_simulation(
 
 def wire_bytes(project: Project) -> dict[str, tuple[int, int]]:
     """Bytes up and down of each client so far as nginx counted them, headers and all, inside TLS."""
-    owners = {}
-    for name in project.clients:
-        key = load_ssh_public_key(project.public_key(name).read_bytes())
-        owners[key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)] = name
     total = dict.fromkeys(project.clients, (0, 0))
     for line in (project.server_folder / "nginx" / "access.log").read_text().splitlines():
-        _, path, received, sent, key64 = line.split()
+        _, _, path, received, sent, name, _ = line.split()
         if path.endswith(("heartbeat", "activate-node", "get-fab", "get-run")):
             continue
-        name = owners[b64decode(key64)]
         up, down = total[name]
         total[name] = up + int(received), down + int(sent)
     return total

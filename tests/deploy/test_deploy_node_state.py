@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
-from fedquilt.deploy.node_state import FRESH, LostState, NodeState
+from fedquilt.deploy.device.state import FRESH, LostState, NodeState
 
 
 def outcome(state: NodeState, accepted: str) -> float | None:

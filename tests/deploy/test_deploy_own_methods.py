@@ -11,19 +11,22 @@ from typing import Any
 import pytest
 from deploy_help import LocalPost, digits_with_public, same_rows, simulate
 
-from fedquilt.deploy.create import create_from_scenario
-from fedquilt.deploy.lead import declare, lead, make_federation, make_terms
+from fedquilt.deploy.device.task_worker import check
+from fedquilt.deploy.ops.create import create_from_scenario
+from fedquilt.deploy.ops.runs import new_spec
 from fedquilt.deploy.project import Node, Project, Rounds
-from fedquilt.deploy.runs import new_spec
-from fedquilt.deploy.wire import unpack
-from fedquilt.deploy.worker import check
+from fedquilt.deploy.server.agreement import make_terms
+from fedquilt.deploy.server.answers import Exchange
+from fedquilt.deploy.server.coordinator import lead, make_federation
+from fedquilt.deploy.server.declarations import declare
+from fedquilt.deploy.transport.wire import unpack
 
 MINE = """
 from dataclasses import dataclass
 from typing import ClassVar
 
 from fedquilt.methods import FedAvg
-from fedquilt.steps import Install, Train
+from fedquilt.interface.steps import Install, Train
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def test_where_it_is_allowed_it_runs_as_in_a_simulation(project: Project) -> Non
     there = simulate(digits_with_public(), "own_slow.py:Slow", 2, settings={"rate": 0.05}, training={"epochs": 1})
     federation = make_federation(project, spec, post, declare(project, spec, post))
     rows = [row for _ in range(2) for e in federation.step().evaluations for row in e.rows()]
-    rows += [row for evaluation in federation.finish() for row in evaluation.rows()]
+    rows += [row for evaluation in federation.evaluate(last=True) for row in evaluation.rows()]
     same_rows(rows, there.rows)
     told = unpack(post.down["client-0"][0])[1]["terms"]["method"]
     assert (told["name"], told["class"], told["settings"]) == ("slow", "own_slow.py:Slow", {"rate": 0.05})
@@ -89,10 +92,10 @@ def test_other_code_than_the_servers_does_not_run(project: Project, capfd: pytes
     allow(project, CLIENTS[:2])
     allow(project, CLIENTS[2:], MINE.replace("lr=self.rate", "lr=self.rate * 2"))
     spec, post = spec_of(project), LocalPost(project)
-    assert list(declare(project, spec, post)) == CLIENTS[:2]
+    seen: list[Exchange] = []
+    assert list(declare(project, spec, post, seen.append)) == CLIENTS[:2]
     assert [unpack(post.up[name][0])[1].get("code") for name in CLIENTS] == [None, None, "other-code", "other-code"]
-    told = capfd.readouterr()
-    assert "client 'client-2' is not in this run: the device's code of the method is not the server's" in told.out
+    assert seen[0].details["client-2"] == "the device's code of the method is not the server's"
 
 
 def test_a_module_is_allowed_by_its_address(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

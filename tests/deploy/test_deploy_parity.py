@@ -16,12 +16,15 @@ import torch
 from _pytest.mark import ParameterSet
 from deploy_help import digits_with_public, federate, same_rows
 
-from fedquilt.federation import Federation
-from fedquilt.readouts import READOUTS
-from fedquilt.run import make_method, make_readouts
+from fedquilt._util.toml import values_of
+from fedquilt.core.evaluation import look_at, measure
+from fedquilt.core.federation import Federation
+from fedquilt.deploy.server.remote_clients import remote
+from fedquilt.methods import FedAvg
+from fedquilt.readouts import READOUTS, Vote
+from fedquilt.runs.rebuilding import make_method, make_readouts
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios import build
-from fedquilt.toml import values_of
 
 ROUNDS = 4
 
@@ -54,23 +57,23 @@ def compare(folder: Path, scenario: Scenario, method: str, settings: dict[str, A
         scenario, make_method(method, values_of(settings)), training, device="cpu", engine="sequential",
         readouts=make_readouts(readouts),
     )  # fmt: skip
-    remote, _ = federate(folder, scenario, method, ROUNDS, settings=settings, readouts=readouts)
+    deployed, _ = federate(folder, scenario, method, ROUNDS, settings=settings, readouts=readouts)
     theirs: list[dict[str, Any]] = []
     ours: list[dict[str, Any]] = []
     for _ in range(ROUNDS):
-        expected, got = simulated.step(), remote.step()
-        assert remote.server.plan == simulated.server.plan, f"plans after round {expected.round}"
+        expected, got = simulated.step(), deployed.step()
+        assert deployed.server.plan == simulated.server.plan, f"plans after round {expected.round}"
         assert got.traffic.total_up == expected.traffic.total_up
         assert got.traffic.total_down == expected.traffic.total_down
-        values = {key: shelf for shelf in simulated.server.shelves for key in shelf.keys}
-        for shelf in remote.server.shelves:
-            for key in shelf.keys:
-                torch.testing.assert_close(shelf.column(key), values[key].column(key), rtol=1e-4, atol=1e-5)
+        values = {key: circle_values for circle_values in simulated.server.all_values for key in circle_values.keys}
+        for circle_values in deployed.server.all_values:
+            for key in circle_values.keys:
+                torch.testing.assert_close(circle_values.column(key), values[key].column(key), rtol=1e-4, atol=1e-5)
         theirs += [row for evaluation in expected.evaluations for row in evaluation.rows()]
         ours += [row for evaluation in got.evaluations for row in evaluation.rows()]
-    ours += [row for evaluation in remote.finish() for row in evaluation.rows()]
+    ours += [row for evaluation in deployed.evaluate(last=True) for row in evaluation.rows()]
     same_rows(ours, theirs)
-    assert remote.left_out == {}
+    assert remote(deployed).left_out == {}
 
 
 @pytest.mark.parametrize(("method", "settings", "how"), KINDS)
@@ -79,8 +82,21 @@ def test_letters_change_no_number(tmp_path: Path, method: str, settings: dict[st
 
 
 def test_every_read_out_works_on_a_device(tmp_path: Path) -> None:
-    names = [name for name in READOUTS if name != "best-of-last"] + ["best-of-last-2"]
+    names = [name for name in READOUTS if name not in ("best-of-last", "vote")] + ["best-of-last-2"]
     compare(tmp_path / "fed", digits_with_public(), "fedavg", {}, names)
+
+
+def test_on_a_device_the_vote_knows_no_other_client(tmp_path: Path) -> None:
+    scenario = digits_with_public()
+    training = scenario.training.but({"rounds": 1})
+    simulated = Federation(scenario, FedAvg(), training, device="cpu", engine="sequential")
+    deployed, _ = federate(tmp_path / "fed", scenario, "fedavg", 1, readouts=["vote"])
+    simulated.step(), deployed.step()
+    found = {e.split: e.counts for e in deployed.evaluate(last=True) if e.readout == "vote"}
+    for number in range(len(scenario.clients)):
+        by_itself = look_at(simulated.simulation, simulated.server.instructions([number]), last=True)
+        for (_, split), (counts, _) in measure(by_itself, [Vote()]).items():
+            assert torch.equal(counts.to_dense()[0], found[split][number])
 
 
 def test_the_bundled_scenario(tmp_path: Path) -> None:

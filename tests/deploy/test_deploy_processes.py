@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedquilt.deploy.processes import Failed, Service
+from fedquilt.deploy.ops.processes import Failed, Service
 
 PARENT = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); {}"
 

@@ -13,8 +13,8 @@ from torch import nn
 pytest.importorskip("flwr")
 
 from fedquilt.client import Change, Client
-from fedquilt.deploy.create import create, create_from_scenario
-from fedquilt.deploy.node_client import load_client
+from fedquilt.deploy.device.client_folder import load_client
+from fedquilt.deploy.ops.create import create, create_from_scenario
 from fedquilt.deploy.project import Address, Node, Project, Rounds, Transfer
 from fedquilt.scenario import Scenario
 
@@ -43,7 +43,7 @@ def test_a_scenario_goes_to_disk_and_back_client_by_client(tmp_path: Path) -> No
     project = Project.read(tmp_path / "fed")
     assert project.clients == ("a", "b")
     assert project.rounds == Rounds(timeout=7)
-    assert project.terms.label_names == ("r", "s", "t")
+    assert project.spec.label_names == ("r", "s", "t")
     for client in scenario.clients:
         folder = project.client_folder(client.name)
         back = load_client(Node.read(folder), folder / "data.npz")

@@ -11,10 +11,10 @@ pytest.importorskip("flwr")
 
 from deploy_help import Network, lines, processes_of, same_rows, simulate
 
-from fedquilt.deploy.create import create_from_scenario
-from fedquilt.deploy.processes import free_port
+from fedquilt.deploy.ops.create import create_from_scenario
+from fedquilt.deploy.ops.processes import free_port
 from fedquilt.deploy.project import Address, Rounds
-from fedquilt.report.files import read_run
+from fedquilt.report.read_runs import read_run
 from fedquilt.scenarios import build
 
 

@@ -28,11 +28,11 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedquilt.deploy.create import create
-from fedquilt.deploy.operator import Operator
-from fedquilt.deploy.processes import free_port
+from fedquilt.deploy.ops.create import create
+from fedquilt.deploy.ops.processes import free_port
+from fedquilt.deploy.ops.server_processes import ServerSide
+from fedquilt.deploy.ops.superlink import SuperLink
 from fedquilt.deploy.project import Address, Project
-from fedquilt.deploy.server_side import ServerSide
 
 pytestmark = pytest.mark.slow
 
@@ -66,9 +66,25 @@ def test_the_control_interface_is_not_there(server: ServerSide) -> None:
 
 
 def test_the_operator_reaches_it_on_the_server_machine(server: ServerSide) -> None:
-    with Operator(server.project) as operator:
+    with SuperLink(server.project) as operator:
         assert sorted(operator.nodes()) == sorted(server.project.nodes())
         assert set(operator.nodes().values()) == {"registered"}
+
+
+def test_other_accounts_of_the_machine_need_the_operators_secret(server: ServerSide) -> None:
+    _, public = generate_key_pairs()
+    inside, certificate = f"127.0.0.1:{server.inner_port}", (server.inner / "ca.crt").read_bytes()
+    with ControlHttpClient.from_server_address(inside, False, certificate, interceptors=[]) as neighbour:
+        for attempt in (
+            lambda: neighbour.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public))),
+            lambda: neighbour.StartRun(StartRunRequest()),
+            lambda: neighbour.ListRuns(ListRunsRequest()),
+        ):
+            with pytest.raises(httpx.HTTPStatusError) as refusal:
+                attempt()
+            assert refusal.value.response.status_code == 401
+    for name in ("control.secret", "exec.secret", "superlink.db"):
+        assert oct((server.project.server_folder / name).stat().st_mode)[-3:] == "600"
 
 
 def test_an_unknown_key_neither_registers_nor_joins(server: ServerSide) -> None:
@@ -87,7 +103,7 @@ def test_an_unknown_key_neither_registers_nor_joins(server: ServerSide) -> None:
         with pytest.raises(httpx.HTTPStatusError) as refusal:
             stranger.PullMessages(PullMessagesRequest(node=FlowerNode(node_id=victim)))
         assert refusal.value.response.status_code == 401
-    with Operator(server.project) as operator:
+    with SuperLink(server.project) as operator:
         assert set(operator.nodes().values()) == {"registered"}
 
 

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from deploy_help import LocalPost, digits_with_public, federate
 
-from fedquilt.deploy.device import Device
-from fedquilt.deploy.post import Answer
+from fedquilt.core.federation import Federation
+from fedquilt.deploy.device.device import Device
 from fedquilt.deploy.project import Rounds
-from fedquilt.deploy.remote import NoQuorum, RemoteFederation
-from fedquilt.deploy.wire import pack, unpack
+from fedquilt.deploy.server.remote_clients import NoQuorum, remote
+from fedquilt.deploy.transport.transport import Answer, Patience
+from fedquilt.deploy.transport.wire import pack, unpack
 
 BAD = "client-2"
 Change = Callable[[dict[str, Any], dict[str, Any]], bytes]
@@ -64,8 +65,8 @@ def attack(post: LocalPost, change: Change, rounds: tuple[int, ...] = (2,)) -> N
     post.accident = accident
 
 
-def values(federation: RemoteFederation) -> list[torch.Tensor]:
-    return [shelf.value.clone() for shelf in federation.server.shelves]
+def values(federation: Federation) -> list[torch.Tensor]:
+    return [circle_values.value.clone() for circle_values in federation.server.all_values]
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +84,12 @@ def test_a_bad_upload_is_left_out(tmp_path: Path, kind: str, without_it: list[to
     code, change = ATTACKS[kind]
     federation, post = federate(tmp_path / "fed", digits_with_public(), "fedavg", 3)
     seen: list[dict[str, str]] = []
-    federation.log = lambda exchange: seen.append(exchange.refused)
+    remote(federation).log = lambda exchange: seen.append(exchange.refused)
     attack(post, change)
     federation.step()
     report = federation.step()
     assert seen == [{}, {BAD: code}]  # reported
-    assert federation.left_out == {BAD: {code: 1}}  # counted
+    assert remote(federation).left_out == {BAD: {code: 1}}  # counted
     assert report.participants == (0, 1, 3)
     for ours, expected in zip(values(federation), without_it, strict=True):  # left out
         torch.testing.assert_close(ours, expected)
@@ -102,8 +103,8 @@ def test_only_the_first_of_two_answers_counts(tmp_path: Path) -> None:
     federation, post = federate(tmp_path / "fed", digits_with_public(), "fedavg", 2)
     plain = post.exchange
 
-    def twice(letters: Mapping[str, bytes], round_: int, timeout: float) -> Iterator[Answer]:
-        for answer in plain(letters, round_, timeout):
+    def twice(letters: Mapping[str, bytes], round_: int, patience: Patience) -> Iterator[Answer]:
+        for answer in plain(letters, round_, patience):
             yield answer
             if answer.client == BAD:
                 yield answer
@@ -111,7 +112,7 @@ def test_only_the_first_of_two_answers_counts(tmp_path: Path) -> None:
     post.exchange = twice  # type: ignore[method-assign]
     report = federation.step()
     assert report.participants == (0, 1, 2, 3)
-    assert federation.left_out == {BAD: {"duplicate": 1}}
+    assert remote(federation).left_out == {BAD: {"duplicate": 1}}
 
 
 def test_an_answer_in_another_name_is_not_heard(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_an_answer_in_another_name_is_not_heard(tmp_path: Path) -> None:
     post.accident = impersonate
     report = federation.step()
     assert report.participants == (0, 1, 3)
-    assert federation.left_out == {"client-0": {"wrong-round": 1}} or federation.left_out == {
+    assert remote(federation).left_out == {"client-0": {"wrong-round": 1}} or remote(federation).left_out == {
         "client-0": {"duplicate": 1}
     }
 
@@ -134,14 +135,14 @@ def test_a_stranger_is_not_heard(tmp_path: Path) -> None:
     federation, post = federate(tmp_path / "fed", digits_with_public(), "fedavg", 2)
     plain = post.exchange
 
-    def with_stranger(letters: Mapping[str, bytes], round_: int, timeout: float) -> Iterator[Answer]:
-        answers = list(plain(letters, round_, timeout))
+    def with_stranger(letters: Mapping[str, bytes], round_: int, patience: Patience) -> Iterator[Answer]:
+        answers = list(plain(letters, round_, patience))
         yield Answer("nobody-knows-me", answers[0].content)
         yield from answers
 
     post.exchange = with_stranger  # type: ignore[method-assign]
     assert federation.step().participants == (0, 1, 2, 3)
-    assert federation.left_out == {"nobody-knows-me": {"unknown-client": 1}}
+    assert remote(federation).left_out == {"nobody-knows-me": {"unknown-client": 1}}
 
 
 def test_a_client_whose_update_was_left_out_goes_on_from_where_it_was(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_a_client_whose_update_was_left_out_goes_on_from_where_it_was(tmp_path: 
     before = unpack(post.down[BAD][2])[1]
     assert before["accepted"] == ""  # the server knows of nothing that the client did
     assert before["refused"] == "not-finite"
-    assert federation.accepted[BAD] != ""
+    assert remote(federation).accepted[BAD] != ""
 
 
 def test_nobody_good_is_no_quorum(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 pytest.importorskip("flwr")
 
-from fedquilt.deploy.letters import read_down, write_down
-from fedquilt.deploy.wire import Refused, check_values, grow, pack, shrink, unpack
-from fedquilt.messages import Block, Down
+from fedquilt.deploy.transport.codec import read_down, write_down
+from fedquilt.deploy.transport.wire import Refused, check_values, grow, pack, shrink, unpack
+from fedquilt.interface.messages import Instructions, UnitValues
 
 
 def f32(*numbers: float) -> NDArray[np.float32]:
@@ -105,21 +105,21 @@ SIZES = {"base": 4, "head": 2}
 def test_what_a_merge_must_not_see_is_refused(change: dict[str, NDArray[Any] | None], code: str) -> None:
     values = {name: value for name, value in {**GOOD, **change}.items() if value is not None}
     with pytest.raises(Refused) as refusal:
-        check_values(values, SIZES, {"base": 2.0, "head": 1.0}, largest_change=1000)
+        check_values(values, SIZES, {"base": GOOD["base"], "head": f32(1, 0)}, largest_change=1000)
     assert refusal.value.code == code
 
 
 def test_honest_updates_pass() -> None:
     check_values(GOOD, SIZES, {}, largest_change=1000)
-    check_values({k: v.astype(np.float16) for k, v in GOOD.items()}, SIZES, {"base": 2.0}, largest_change=1000)
-    check_values({"head": f32(1e5, 0)}, {"head": 2}, {"head": 1e4}, largest_change=1000)
+    check_values({k: v.astype(np.float16) for k, v in GOOD.items()}, SIZES, {"base": GOOD["base"]}, largest_change=1000)
+    check_values({"head": f32(1e5, 0)}, {"head": 2}, {"head": f32(1e4, 0)}, largest_change=1000)
 
 
 def test_what_is_offered_does_not_travel_twice() -> None:
     offers = {"a": torch.randn(3, 4), "b": torch.randn(3, 2)}
-    block = Block(("a", "b"), (4, 2), None, torch.cat([offers["a"][1], offers["b"][1]])[None])
-    other = Block(("c",), (5,), None, torch.randn(1, 5))
-    down = Down(2, (0,), (block, other), (None, None), {}, offers=offers)
+    block = UnitValues(("a", "b"), (4, 2), None, torch.cat([offers["a"][1], offers["b"][1]])[None])
+    other = UnitValues(("c",), (5,), None, torch.randn(1, 5))
+    down = Instructions(2, (0,), (block, other), (None, None), {}, offers=offers)
     arrays, text = write_down(down, "float32")
     assert sum(array.size for array in arrays.values()) == 3 * 6 + 5
     back = read_down(arrays, text)

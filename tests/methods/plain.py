@@ -11,7 +11,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import fedquilt as fq
-from fedquilt.training.batches import orders, streams
+from fedquilt._util.randomness import streams
+from fedquilt.engines.schedule import orders
 
 Weights = dict[str, Tensor]
 Loss = Callable[[Weights], Tensor]
@@ -84,7 +85,7 @@ def close(one: Mapping[str, Tensor], other: Mapping[str, Tensor], atol: float = 
 
 def served(fed: fq.Federation) -> Weights:
     """The server's values of a model that is everybody's, by the names of its parameters."""
-    layout = fed.fleet.crews[0].family.layout
+    layout = fed.simulation.family_states[0].family.layout
     found: Weights = {}
     for unit in layout.units:
         if not unit.state:
@@ -95,8 +96,8 @@ def served(fed: fq.Federation) -> Weights:
 
 def state(fed: fq.Federation, client: int, name: str) -> Tensor:
     """What a method keeps with a client under a name, as one vector."""
-    crew = fed.fleet.crews[0]
-    return crew.family.layout.take(crew.rest.take([client]), name)[0]
+    family_state = fed.simulation.family_states[0]
+    return family_state.family.layout.take(family_state.store.take([client]), name)[0]
 
 
 def flat(weights: Weights) -> Tensor:
@@ -105,6 +106,6 @@ def flat(weights: Weights) -> Tensor:
 
 def order_of(fed: fq.Federation, client: int, round_: int) -> Tensor:
     """The order of a client's samples in the one epoch of a round: what decides what a batch is, or its parts."""
-    samples = fed.fleet.crews[0].samples
+    samples = fed.simulation.family_states[0].samples
     key = np.array([samples.key[client]], dtype=np.uint64)
     return orders(torch.from_numpy(streams(key, round_, 1)), None, samples.count[client])[0, 0]

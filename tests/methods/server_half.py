@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedquilt.messages import Roster, Updates
+from fedquilt.interface.messages import Roster, Updates
 from fedquilt.methods import Method, State
 from fedquilt.sharing import Plan
 

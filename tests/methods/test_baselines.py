@@ -43,7 +43,7 @@ def test_scaffold_by_hand_with_half_the_clients_and_a_rate_that_decays(engine: s
     c, own = dict(nothing), [dict(nothing) for _ in of.clients]
     for round_ in range(1, 5):
         lr, steps = of.training.rate(round_), 2  # whole batches: an epoch is a step
-        chosen = fed.choose(round_)
+        chosen = fed.sample_clients(round_)
         assert len(chosen) == 2
         copies, changes = [], []
         for i in chosen:
@@ -73,7 +73,7 @@ def test_scaffold_counts_each_client_s_own_steps() -> None:
     fed.step(evaluate=False)
     # With c and c_i at 0, c_i' is the mean gradient along the way, (x - y) / (K eta): of one step, the gradient.
     torch.testing.assert_close(state(fed, 1, "c_i"), flat(gradient(loss_of(of.clients[1]), x)), atol=1e-5, rtol=1e-4)
-    layout, rows = fed.fleet.crews[0].family.layout, fed.fleet.crews[0].rest.all()
+    layout, rows = fed.simulation.family_states[0].family.layout, fed.simulation.family_states[0].store.all()
     way = (flat(x) - rows[0, : layout.parameters]) / (4 * 0.3)
     torch.testing.assert_close(state(fed, 0, "c_i"), way, atol=1e-5, rtol=1e-4)
 
@@ -143,7 +143,7 @@ def test_ditto_s_shared_model_is_fedavg_s_and_its_twin_stays_home() -> None:
     for _ in range(3):
         one, other = ditto.step(evaluate=False), fedavg.step(evaluate=False)
         assert one.traffic.total_up == other.traffic.total_up
-    layout = ditto.fleet.crews[0].family.layout
+    layout = ditto.simulation.family_states[0].family.layout
     for unit in ("0", "2"):
         shared = ditto.server.held(f"shared/{unit}", torch.tensor([0]))
         assert torch.equal(shared, fedavg.server.held(unit, torch.tensor([0])))
@@ -199,10 +199,10 @@ def test_per_fedavg_predicts_after_an_epoch_of_plain_steps() -> None:
     of = scenario((6, 6), rounds=1)
     fed = federation(of, PerFedAvg(alpha=0.2))
     fed.step(evaluate=False)
-    ids = fed.fleet.crews[0].family.ids
-    ((received, _),) = fed.fleet.looks({ids: fed.server.down(ids)})
-    tuned = fed.fleet.fine_tune(ids, received.rows, 2)
-    layout = fed.fleet.crews[0].family.layout
+    ids = fed.simulation.family_states[0].family.ids
+    ((received, _),) = fed.simulation.looks({ids: fed.server.instructions(ids)})
+    tuned = fed.simulation.fine_tune(ids, received.rows, 2)
+    layout = fed.simulation.family_states[0].family.layout
     for i, client in enumerate(of.clients):
         start = layout.split_parameters(received.rows[i, : layout.parameters])
         by_hand = moved(start, gradient(loss_of(client), start), -0.2)  # whole batches: an epoch is a step
@@ -251,12 +251,14 @@ def test_ifca_by_hand(engine: str) -> None:
 
 
 def value_of(fed: fq.Federation, cluster: int) -> Weights:
-    layout = fed.fleet.crews[0].family.layout
+    layout = fed.simulation.family_states[0].family.layout
     found: Weights = {}
     for unit in layout.units:
-        shelf = next(shelf for shelf in fed.server.shelves if unit.name in shelf.units)
-        key = next(key for key in shelf.keys if key[0] == unit.name)
-        found |= layout.named(unit.name, shelf.column(key)[cluster])
+        circle_values = next(
+            circle_values for circle_values in fed.server.all_values if unit.name in circle_values.units
+        )
+        key = next(key for key in circle_values.keys if key[0] == unit.name)
+        found |= layout.named(unit.name, circle_values.column(key)[cluster])
     return found
 
 

@@ -12,11 +12,11 @@ from layered import CHANNELS, CORNERS, layered
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt.checkpoint import federation_state, restore_federation
 from fedquilt.methods.feddl import FedDL
 from fedquilt.methods.modfl import ModFL
 from fedquilt.readouts import BestOfLast
-from fedquilt.sharing.circles import Linkage
+from fedquilt.runs.checkpoint import federation_state, restore_federation
+from fedquilt.sharing.grouping import Linkage
 
 NAMES = {"north": torch.tensor([0, 1, 2, 3]), "south": torch.tensor([1, 2, 3, 0])}
 BY_AFFINITY = {"configuration": "device", "operation": "affinity"}
@@ -150,5 +150,5 @@ def test_a_checkpoint_holds_what_they_remember(method: fq.Method) -> None:
         assert again.plan == report.plan
         for one, other in zip(again.evaluations, report.evaluations, strict=True):
             assert torch.equal(one.counts, other.counts)
-    for crew, copy in zip(whole.fleet.crews, second.fleet.crews, strict=True):
-        assert torch.equal(crew.rest.all(), copy.rest.all())
+    for family_state, copy in zip(whole.simulation.family_states, second.simulation.family_states, strict=True):
+        assert torch.equal(family_state.store.all(), copy.store.all())

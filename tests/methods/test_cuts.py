@@ -162,10 +162,10 @@ def test_fedbabu_predicts_after_fine_tuning(tunes: str) -> None:
     of = scenario(rounds=1)
     fed = federation(of, FedBABU(tunes=tunes, tuning_epochs=2))  # type: ignore[arg-type]
     fed.step(evaluate=False)
-    ids = fed.fleet.crews[0].family.ids
-    ((received, _),) = fed.fleet.looks({ids: fed.server.down(ids)})
-    tuned = fed.fleet.fine_tune(ids, received.rows, 2)
-    layout = fed.fleet.crews[0].family.layout
+    ids = fed.simulation.family_states[0].family.ids
+    ((received, _),) = fed.simulation.looks({ids: fed.server.instructions(ids)})
+    tuned = fed.simulation.fine_tune(ids, received.rows, 2)
+    layout = fed.simulation.family_states[0].family.layout
     for i, client in enumerate(of.clients):
         w = layout.split_parameters(received.rows[i, : layout.parameters])
         for _ in range(2):

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import fedquilt as fq
 from fedquilt.client import Split
-from fedquilt.messages import Block, Down, Member, Roster, Up, Updates
+from fedquilt.core.server import Server
+from fedquilt.core.values import Key
+from fedquilt.interface.messages import ClientInfo, Instructions, Roster, UnitValues, Update, Updates
 from fedquilt.methods.feddl import FedDL
-from fedquilt.server import Server
 from fedquilt.sharing import traffic
-from fedquilt.sharing.circles import Linkage
-from fedquilt.shelf import Key
+from fedquilt.sharing.grouping import Linkage
 
 LEFT, RIGHT, TORN = [1.0, 0.0], [0.0, 1.0], [0.5, 0.5]  # answers to the one common sample
 SIZES = {"a": 2, "b": 3, "c": 4, "out": 5}
@@ -27,7 +27,7 @@ BOTH: list[Linkage] = ["component", "average"]
 
 def roster(clients: int, units: Sequence[str] = tuple(SIZES)) -> Roster:
     members = [
-        Member(f"client-{i}", 10 * (i + 1), {}, (0, 1), {unit: ((SIZES[unit],),) for unit in units})
+        ClientInfo(f"client-{i}", 10 * (i + 1), {}, (0, 1), {unit: ((SIZES[unit],),) for unit in units})
         for i in range(clients)
     ]
     return Roster(tuple(members), classes=2, rounds=9, common=Split(torch.zeros(1, 1), torch.zeros(1).long()))
@@ -36,9 +36,9 @@ def roster(clients: int, units: Sequence[str] = tuple(SIZES)) -> Roster:
 def sent(round_: int, answers: Sequence[list[float]], ids: Sequence[int] | None = None) -> Updates:
     """What the server is given where whole models were sent that answer like this."""
     ids = tuple(ids if ids is not None else range(len(answers)))
-    whole = Block(tuple(SIZES), tuple(SIZES.values()), None, torch.zeros(len(ids), sum(SIZES.values())))
+    whole = UnitValues(tuple(SIZES), tuple(SIZES.values()), None, torch.zeros(len(ids), sum(SIZES.values())))
     told = torch.tensor(ids), torch.tensor(answers)[:, None]
-    return Updates(round_, (Up(round_, ids, (whole,)),), models=lambda *_: told)
+    return Updates(round_, (Update(round_, ids, (whole,)),), models=lambda *_: told)
 
 
 def circles(plan: fq.Plan, unit: str) -> list[int]:
@@ -87,25 +87,25 @@ def test_average_linkage_by_hand() -> None:
     assert unit.pull.tolist() == [1, 1, 1, 0]
 
 
-def merged(server: Server, values: Sequence[float], answers: Sequence[list[float]]) -> Down:
+def merged(server: Server, values: Sequence[float], answers: Sequence[list[float]]) -> Instructions:
     """One round of a server whose clients send, of what they are told to, these values all over."""
-    down = server.down(range(4))
+    down = server.instructions(range(4))
     told = torch.tensor(answers)[:, None]
     server.models = lambda *_: (torch.arange(4), told)
-    server.merge([Up(down.round, down.ids, tuple(blocks(down, values)))])
-    return server.down(range(4))
+    server.merge([Update(down.round, down.ids, tuple(blocks(down, values)))])
+    return server.instructions(range(4))
 
 
-def blocks(down: Down, values: Sequence[float]) -> list[Block]:
+def blocks(down: Instructions, values: Sequence[float]) -> list[UnitValues]:
     made = []
     for unit, senders in down.send.items():
         places = senders.nonzero()[:, 0]
         copies = torch.tensor(values)[places][:, None].expand(-1, SIZES[unit])
-        made.append(Block((unit,), (SIZES[unit],), places, copies))
+        made.append(UnitValues((unit,), (SIZES[unit],), places, copies))
     return made
 
 
-def installed(down: Down, own: Tensor, unit: str) -> list[float]:
+def installed(down: Instructions, own: Tensor, unit: str) -> list[float]:
     """What clients have in the first number of a unit after installing what they received."""
     for block, pull in zip(down.blocks, down.pulls, strict=True):
         value = block.columns((unit,))
@@ -205,7 +205,7 @@ def test_grouping_stops_when_everyone_is_alone() -> None:
 
 def test_clients_of_unlike_shapes_never_share() -> None:
     one, other = {"a": ((2,),), "b": ((3,),), "out": ((5,),)}, {"a": ((2,),), "b": ((7,),), "out": ((5,),)}
-    members = tuple(Member(f"c{i}", 10, {}, (0, 1), units) for i, units in enumerate((one, other, one, other)))
+    members = tuple(ClientInfo(f"c{i}", 10, {}, (0, 1), units) for i, units in enumerate((one, other, one, other)))
     who = Roster(members, 2, 9, common=Split(torch.zeros(1, 1), torch.zeros(1).long()))
     method = FedDL(interval=0)
     state, plan = begun(method, who)

@@ -12,19 +12,19 @@ from server_half import begun, changed, joined
 from torch import Tensor, nn
 
 from fedquilt.client import Client
-from fedquilt.federation import Federation
-from fedquilt.me import each
-from fedquilt.messages import Block, Member, Roster, Up, Updates
+from fedquilt.core.federation import Federation
+from fedquilt.core.server import Server
+from fedquilt.engines.settings import Training
+from fedquilt.interface.me import each
+from fedquilt.interface.messages import ClientInfo, Roster, UnitValues, Update, Updates
+from fedquilt.interface.steps import Train
 from fedquilt.methods import FedAvg, Local, Method
-from fedquilt.methods.fedmn import FedMN, against_one_route
+from fedquilt.methods.fedmn import FedMN
 from fedquilt.models import MODELS
-from fedquilt.models.gates import active_blocks, block_names, paths
+from fedquilt.models.gates import active_blocks, against_one_route, block_names, decide, paths
 from fedquilt.models.pool import RoutedNetwork
-from fedquilt.report.routes import Route, draw_routes
+from fedquilt.models.pool_picture import Route, draw_routes
 from fedquilt.scenario import Scenario
-from fedquilt.server import Server
-from fedquilt.steps import Train
-from fedquilt.training.settings import Training
 
 CLASSES = 6
 
@@ -68,18 +68,18 @@ def final_score(of: Federation) -> float:
 
 def small_roster(clients: int = 3, blocks: tuple[int, ...] = (1, 2), samples: tuple[int, ...] = (10, 30, 60)) -> Roster:
     units = dict.fromkeys(block_names(blocks), ((1,),)) | {"router": ((2,),), "route": ((paths(blocks),),)}
-    return Roster(tuple(Member(f"c{i}", samples[i], {}, (0, 1), units) for i in range(clients)), 2, 5)
+    return Roster(tuple(ClientInfo(f"c{i}", samples[i], {}, (0, 1), units) for i in range(clients)), 2, 5)
 
 
-def sends(server: Server, values: Mapping[str, list[float]], active: list[list[int]]) -> Up:
+def sends(server: Server, values: Mapping[str, list[float]], active: list[list[int]]) -> Update:
     """What three clients send under the server's plan when unit u of client i is values[u][i]."""
-    down = server.down((0, 1, 2))
+    down = server.instructions((0, 1, 2))
     blocks = [
-        Block((unit,), (1,), who.nonzero()[:, 0], torch.tensor(values[unit])[who][:, None])
+        UnitValues((unit,), (1,), who.nonzero()[:, 0], torch.tensor(values[unit])[who][:, None])
         for unit, who in down.send.items()
         if unit in values
     ]
-    return Up(down.round, down.ids, tuple(blocks), {"active": torch.tensor(active, dtype=torch.bool)})
+    return Update(down.round, down.ids, tuple(blocks), {"active": torch.tensor(active, dtype=torch.bool)})
 
 
 def test_merging_by_hand() -> None:
@@ -114,7 +114,7 @@ def test_merging_by_hand() -> None:
     # Round 3: client 0 returns to output.1 and gets the kept value.
     mine = {"encoder.0": [1.0, 1.0, 1.0], "output.0": [6.0, 10.0, 2.0]}
     server.merge([sends(server, mine, [[1, 1, 1], [1, 1, 0], [1, 1, 1]])])
-    down = server.down((0, 1, 2))
+    down = server.instructions((0, 1, 2))
     got = {block.units: (block.value, pull) for block, pull in zip(down.blocks, down.pulls, strict=True)}
     received, pull = next(v for units, v in got.items() if "output.1" in units)
     assert received[:, 0].tolist() == [5.0, 5.0, 5.0]
@@ -123,18 +123,18 @@ def test_merging_by_hand() -> None:
 
 
 def value(server: Server, unit: str) -> float:
-    shelf = next(shelf for shelf in server.shelves if unit in shelf.units)
-    return shelf.column(next(key for key in shelf.keys if key[0] == unit)).item()
+    circle_values = next(circle_values for circle_values in server.all_values if unit in circle_values.units)
+    return circle_values.column(next(key for key in circle_values.keys if key[0] == unit)).item()
 
 
 def test_the_temperature_goes_from_1_to_a_tenth_and_the_noise_is_one_draw_an_epoch() -> None:
-    of = federation(FedMN(), Training(rounds=3, epochs=2))
+    of = federation(FedMN(temperatures=(1.0, 0.1)), Training(rounds=3, epochs=2))
     ids = tuple(range(24))
-    crew = of.fleet.crews[0]
+    family_state = of.simulation.family_states[0]
     seen = []
     for round_ in (1, 2, 3):
-        view = of.fleet.view(crew, ids, crew.rest.all(), None, round_)
-        step = of.fleet.steps[1]
+        view = of.simulation.view(family_state, ids, family_state.store.all(), None, round_)
+        step = of.simulation.steps[1]
         assert isinstance(step, Train)
         assert step.given is not None
         given = each(view, step.given)
@@ -156,18 +156,18 @@ def test_the_temperature_goes_from_1_to_a_tenth_and_the_noise_is_one_draw_an_epo
 def test_an_inactive_block_is_neither_trained_nor_sent_nor_received() -> None:
     of = federation(FedMN(start=0.5), Training(rounds=20, lr=0.5, batch=15))  # half of the paths close at once
     of.step(evaluate=False)
-    crew, names = of.fleet.crews[0], block_names((3, 3, 3))
-    ids = crew.family.ids
-    active = active_blocks(crew.family.layout.tensor(crew.rest.all(), "route"), (3, 3, 3))
+    family_state, names = of.simulation.family_states[0], block_names((3, 3, 3))
+    ids = family_state.family.ids
+    active = active_blocks(family_state.family.layout.tensor(family_state.store.all(), "route"), (3, 3, 3))
     assert 0 < int(active.sum()) < active.numel()
-    before, layout = crew.rest.all().clone(), crew.family.layout
-    down = of.server.down(ids)
-    up = of.fleet.run(down)
+    before, layout = family_state.store.all().clone(), family_state.family.layout
+    down = of.server.instructions(ids)
+    up = of.simulation.run(down)
     for at, name in enumerate(names):
         on = active[:, at]
         sent = {i for block in up.blocks if name in block.units for i in _ids(block, ids)}
         assert sent == set(on.nonzero()[:, 0].tolist())
-        old, new = layout.take(before, name), layout.take(crew.rest.all(), name)
+        old, new = layout.take(before, name), layout.take(family_state.store.all(), name)
         assert torch.equal(old[~on], new[~on])
         assert (old[on] != new[on]).any(dim=1).all()
     assert all("route" not in block.units for block in up.blocks)
@@ -178,7 +178,7 @@ def test_an_inactive_block_is_neither_trained_nor_sent_nor_received() -> None:
     assert torch.equal(moved.up.sum(1), (active * sizes).sum(1) + layout.size("router"))
 
 
-def _ids(block: Block, ids: tuple[int, ...]) -> list[int]:
+def _ids(block: UnitValues, ids: tuple[int, ...]) -> list[int]:
     return list(ids) if block.places is None else block.places.tolist()
 
 
@@ -189,12 +189,12 @@ def test_batch_norm_statistics_of_an_inactive_block_rest_too() -> None:
     plainer = joint_only(0, clients=3)
     scenario = Scenario("bn", [replace_model(c, model) for c in plainer.clients])
     of = federation(FedMN(blocks=(2, 2)), Training(rounds=2), scenario)
-    crew = of.fleet.crews[0]
+    family_state = of.simulation.family_states[0]
     # Only encoder.1 -> output.1 is open for client 0.
-    crew.family.layout.tensor(crew.rest.all(), "route")[0] = torch.tensor([0.0, 0, 0, 1, 0, 1])
-    before = crew.rest.all().clone()
-    of.fleet.run(of.server.down((0, 1, 2)))
-    old, new = (crew.family.layout.take(rows, "encoder.0") for rows in (before, crew.rest.all()))
+    family_state.family.layout.tensor(family_state.store.all(), "route")[0] = torch.tensor([0.0, 0, 0, 1, 0, 1])
+    before = family_state.store.all().clone()
+    of.simulation.run(of.server.instructions((0, 1, 2)))
+    old, new = (family_state.family.layout.take(rows, "encoder.0") for rows in (before, family_state.store.all()))
     assert torch.equal(old[0], new[0])
     assert not torch.equal(old[1], new[1])
 
@@ -205,30 +205,30 @@ def replace_model(client: Client, model: object) -> Client:
 
 def test_the_router_learns_and_is_shared_by_all() -> None:
     of = federation(FedMN(), Training(rounds=5, lr=0.5))
-    crew = of.fleet.crews[0]
-    before = crew.family.layout.take(crew.rest.all(), "router").clone()
+    family_state = of.simulation.family_states[0]
+    before = family_state.family.layout.take(family_state.store.all(), "router").clone()
     of.step(evaluate=False)
-    trained = crew.family.layout.take(crew.rest.all(), "router")
+    trained = family_state.family.layout.take(family_state.store.all(), "router")
     assert ((trained - before).abs().amax(dim=1) > 1e-4).all()
-    looks = of.fleet.looks({crew.family.ids: of.server.down(crew.family.ids)})
-    received = crew.family.layout.take(looks[0][0].rows, "router")
+    looks = of.simulation.looks({family_state.family.ids: of.server.instructions(family_state.family.ids)})
+    received = family_state.family.layout.take(looks[0][0].rows, "router")
     assert torch.allclose(received[0], trained.mean(dim=0), atol=1e-6)
     assert torch.equal(received[0], received[-1])
 
 
 def test_pretraining_circulates_the_encoders_only_and_is_counted() -> None:
     of = federation(FedMN(pretrain=2, dropout=0.0), Training(rounds=5, lr=0.5))
-    crew = of.fleet.crews[0]
-    layout, first = crew.family.layout, crew.rest.all().clone()
+    family_state = of.simulation.family_states[0]
+    layout, first = family_state.family.layout, family_state.store.all().clone()
     blocks = block_names((3, 3, 3))
     encoders = sum(layout.size(name) for name in blocks[:3])
     for _ in range(2):
         report = of.step(evaluate=False)
         assert report.traffic.total_up == report.traffic.total_down == 4 * 24 * encoders
-    assert torch.equal(layout.take(crew.rest.all(), "router"), layout.take(first, "router"))
-    assert not torch.equal(layout.take(crew.rest.all(), "output.0"), layout.take(first, "output.0"))
+    assert torch.equal(layout.take(family_state.store.all(), "router"), layout.take(first, "router"))
+    assert not torch.equal(layout.take(family_state.store.all(), "output.0"), layout.take(first, "output.0"))
     # With the end of pretraining everyone takes the pool's blocks, as they were at the start, and the new encoders.
-    (received, _), *_ = of.fleet.looks({crew.family.ids: of.server.down(crew.family.ids)})
+    (received, _), *_ = of.simulation.looks({family_state.family.ids: of.server.instructions(family_state.family.ids)})
     assert torch.equal(layout.take(received.rows, "output.0"), layout.take(first, "output.0"))
     assert (layout.take(received.rows, "encoder.0") != layout.take(first, "encoder.0")).any()
     full = sum(layout.size(name) for name in blocks) + layout.size("router")
@@ -238,11 +238,11 @@ def test_pretraining_circulates_the_encoders_only_and_is_counted() -> None:
 
 def test_clients_that_sit_a_round_out_keep_their_route_and_their_circles() -> None:
     of = federation(FedMN(), Training(rounds=12, lr=0.5, share=0.25))
-    crew = of.fleet.crews[0]
+    family_state = of.simulation.family_states[0]
     for _ in range(4):
-        before = crew.family.layout.tensor(crew.rest.all(), "route").clone()
+        before = family_state.family.layout.tensor(family_state.store.all(), "route").clone()
         chosen = of.step(evaluate=False).participants
-        after = crew.family.layout.tensor(crew.rest.all(), "route")
+        after = family_state.family.layout.tensor(family_state.store.all(), "route")
         rest = [i for i in range(24) if i not in chosen]
         assert torch.equal(before[rest], after[rest])
         active = active_blocks(after, (3, 3, 3))
@@ -258,7 +258,7 @@ def test_all_engines_agree() -> None:
         of = Federation(scenario, FedMN(dropout=0.0, spread=0.05), training, device="cpu", engine=engine)
         of.step(evaluate=False)
         of.step(evaluate=False)
-        rows.append(of.fleet.crews[0].rest.all())
+        rows.append(of.simulation.family_states[0].store.all())
     assert torch.allclose(rows[0], rows[1], atol=2e-5)
 
 
@@ -275,7 +275,7 @@ def test_any_classifier_becomes_a_pool(name: str) -> None:
     model = MODELS[name](**smaller.get(name, {}))
     x = torch.randn(2, *cast(tuple[int, ...], model.input_shape))
     classes = model(x).shape[1]
-    member = Member("a", 10, {}, tuple(range(classes)), {})
+    member = ClientInfo("a", 10, {}, tuple(range(classes)), {})
     network = FedMN(blocks=(2, 2, 2)).parts(model, member, classes).module().eval()
     assert isinstance(network, RoutedNetwork)
     assert network(x).shape == (2, classes)
@@ -293,7 +293,8 @@ def test_each_device_generation_has_its_own_pool() -> None:
     of = federation(method, Training(rounds=4, lr=0.5), Scenario("two devices", members))
     for _ in range(3):
         of.step(evaluate=False)
-    assert [crew.family.template.pool.blocks for crew in of.fleet.crews] == [(2, 2), (3, 2, 2)]  # type: ignore[union-attr]
+    templates = [family_state.family.template for family_state in of.simulation.family_states]
+    assert [template.pool.blocks for template in templates] == [(2, 2), (3, 2, 2)]  # type: ignore[union-attr]
     for unit in of.server.plan.units:
         circle = of.server.plan[unit].lists["circle"]
         assert not {c for c in circle[:4] if c >= 0} & {c for c in circle[4:] if c >= 0}, unit
@@ -346,12 +347,133 @@ def test_spread_pulls_gates_apart_around_the_mean() -> None:
     assert push.tolist() == [0.0, 1.0, -1.0]  # a positive gradient pushes the logit down
 
 
+# --- to the letter ---------------------------------------------------------------------------------------------------
+
+
+def one_client(samples: int) -> Scenario:
+    whole = joint_only(3, clients=1, samples=samples)
+    return Scenario("one", whole.clients)
+
+
+def test_two_epochs_by_a_plain_loop_with_a_draw_of_gates_each() -> None:
+    """Eq. 5 and 6 for one client, in batches of all its samples: the second epoch has gates of its own."""
+    method, training = FedMN(blocks=(2, 2), dropout=0.0, width=4), Training(rounds=3, epochs=2, batch=12, lr=0.2)
+    of = federation(method, training, one_client(12))
+    network = of.model("c0").train()
+    assert isinstance(network, RoutedNetwork)
+    state = of.simulation.family_states[0]
+    step = next(step for step in of.simulation.steps if isinstance(step, Train))
+    assert step.given is not None
+    noise = each(of.simulation.view(state, (0,), state.store.all(), None, 1), step.given)["noise"][0]  # (2, E)
+    x, y = of.scenario.clients[0].train.x, of.scenario.clients[0].train.y
+    for epoch in range(2):
+        logits = network.router(x, y)
+        gates = torch.sigmoid(noise[epoch].logit() + logits)  # at a temperature of 1, in round 1
+        loss = nn.functional.cross_entropy(network.pool(x, gates), y)
+        network.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                assert parameter.grad is not None
+                parameter.sub_(training.lr * (10 if name.startswith("router") else 1) * parameter.grad)
+    of.step(evaluate=False)
+    row = state.store.all()[0]
+    for unit in of.server.roster.units:
+        if unit != "route":
+            tensors = dict(network.named_parameters())
+            mine = next(u for u in state.family.layout.units if u.name == unit)
+            expected = torch.cat([tensors[name].detach().flatten() for name in mine.parameters])
+            torch.testing.assert_close(state.family.layout.take(row[None], unit)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("decides", ["settled", "drawn"])
+def test_decisions_are_made_on_all_of_a_clients_data(decides: Any) -> None:
+    how = Training(rounds=3, epochs=1, batch=100, lr=0.1)
+    of = federation(FedMN(decides=decides, start=0.5), how, joint_only(3, clients=6, samples=150))
+    of.step(evaluate=False)
+    otherwise = {"first half": False, "second half": False, "a first chunk": False}
+    for client in of.scenario.clients:
+        state = of.simulation.family_states[0]
+        network = of.model(client.name).eval()
+        assert isinstance(network, RoutedNetwork)
+        if decides == "settled":  # by its own router, as it was before what is received took its place
+            own = state.store.all()[int(client.name[1:])]
+            network.router.load_state_dict(cast(RoutedNetwork, state.family.model(own)).router.state_dict())
+        x, y = client.train.x, client.train.y
+        with torch.no_grad():
+            expected = decide(network.router(x, y), (3, 3, 3))
+            for name, part in zip(otherwise, (slice(0, 75), slice(75, 150), slice(0, 128)), strict=True):
+                otherwise[name] |= not torch.equal(decide(network.router(x[part], y[part]), (3, 3, 3)), expected)
+        assert torch.equal(network.route, expected)
+    assert all(otherwise.values()), otherwise  # or this would show nothing
+
+
+def test_algorithm_1_draws_from_the_servers_router_and_sends_what_was_drawn() -> None:
+    of = federation(FedMN(decides="drawn", start=0.5), Training(rounds=6, lr=0.5, batch=15))
+    of.step(evaluate=False)
+    state, names = of.simulation.family_states[0], block_names((3, 3, 3))
+    layout, down = state.family.layout, of.server.instructions(tuple(range(24)))
+    received = of.simulation.looks({tuple(range(24)): down})[0][0].rows
+    routers = layout.take(received, "router")
+    assert torch.equal(routers[0], routers[-1])  # one for all: the server's
+    drawn_, sent = [], torch.zeros(24, 9, dtype=torch.bool)
+    up = of.simulation.run(down)
+    route = layout.tensor(state.store.all(), "route").clone()
+    pi = []
+    for number, client in enumerate(of.scenario.clients):
+        network = cast(RoutedNetwork, state.family.model(received[number]))
+        with torch.no_grad():
+            pi.append(network.router(client.train.x, client.train.y).sigmoid())
+        drawn_.append(route[number])
+    for block in up.blocks:
+        for unit in block.units:
+            if unit in names:
+                sent[_ids(block, up.ids), names.index(unit)] = True
+    assert torch.equal(sent, active_blocks(torch.stack(drawn_), (3, 3, 3)))
+    # Each gate is open with its probability: decisions are neither all the likelier ones nor biased.
+    expected, found = torch.stack(pi), torch.stack(drawn_)
+    assert not torch.equal(found, (expected > 0.5).float())
+    spread = float((expected * (1 - expected)).sum().sqrt())
+    assert abs(float((found - expected).sum())) < 4 * spread
+    # The next round draws anew.
+    of.server.merge([up])
+    of.step(evaluate=False)
+    assert not torch.equal(layout.tensor(state.store.all(), "route"), route)
+
+
+@pytest.mark.parametrize("through", ["route", "pool"])
+def test_blocks_outside_of_the_route_have_no_say_in_training(through: Any) -> None:
+    """Other weights of a block that the route leaves out change nothing of what is learnt, but for `through="pool"`."""
+    learnt = []
+    for shift in (0.0, 1.0):
+        of = federation(FedMN(blocks=(2, 2), dropout=0.0, through=through), Training(rounds=2, lr=0.2), one_client(12))
+        state = of.simulation.family_states[0]
+        layout, rows = state.family.layout, state.store.all()
+        layout.tensor(rows, "route")[0] = torch.tensor([1.0, 0, 0, 0, 1, 0])  # encoder.0 -> output.0
+        down = of.server.instructions((0,))
+        value = layout.take(rows, "output.1").clone() + shift
+        for own, part in layout.pieces(rows, value, "output.1"):
+            own.copy_(part)
+        of.simulation.run(replace(down, blocks=(), pulls=()))
+        learnt.append(torch.cat([layout.take(rows, unit)[0] for unit in ("encoder.0", "output.0", "router")]))
+    assert torch.equal(learnt[0], learnt[1]) == (through == "route")
+
+
+def test_pretrained_encoders_survive() -> None:
+    model = plain()
+    parts = FedMN().parts(model, ClientInfo("a", 10, {}, (0, 1), {}), CLASSES).module()
+    assert isinstance(parts, RoutedNetwork)
+    given = cast(nn.Linear, cast(nn.Sequential, model)[0]).weight
+    for encoder in (*parts.pool.encoder, parts.router.phi_x):
+        assert torch.equal(cast(nn.Linear, cast(nn.Sequential, encoder)[0]).weight, given)
+
+
 # --- what it is for --------------------------------------------------------------------------------------------------
 
 # Learning rates of FedMN, and of its rivals each, were chosen on seeds 0 to 11; 101 is not among them.
 TRAINING = Training(rounds=40, epochs=2, batch=30, lr=0.5)
-STEADY = FedMN(temperatures=(1.0, 0.5))
-LITERAL = FedMN(joint="concat", router_rate=1.0, start=0.5)
+STEADY = FedMN()
+LITERAL = FedMN(joint="concat", router_rate=1.0, start=0.5, temperatures=(1.0, 0.1), decides="drawn")
 
 
 @pytest.fixture(scope="module")
@@ -383,8 +505,8 @@ def test_it_wins_where_only_the_joint_distribution_differs(trained: Federation) 
 
 @pytest.mark.slow
 def test_routes_come_to_differ_between_groups(trained: Federation) -> None:
-    crew = trained.fleet.crews[0]
-    routes = crew.family.layout.tensor(crew.rest.all(), "route")
+    family_state = trained.simulation.family_states[0]
+    routes = family_state.family.layout.tensor(family_state.store.all(), "route")
     groups = torch.arange(24) % 3
     same = (routes[:, None] == routes[None]).all(dim=2)
     assert not bool((same & (groups[:, None] != groups[None])).any())

@@ -78,9 +78,11 @@ def test_apfl_by_hand(mix: str, engine: str) -> None:
             close(weights_of(fed.model(client.name)), own[i])
             torch.testing.assert_close(state(fed, i, "alpha")[0], parts[i], atol=1e-5, rtol=1e-4)
     assert all(abs(float(a) - 0.3) > 1e-3 for a in parts)
-    ids = fed.fleet.crews[0].family.ids
-    ((received, _),) = fed.fleet.looks({ids: fed.server.down(ids)})
-    look = fq.readouts.Look(received, received, predict=fed.method.predicts, memory={}, fine_tune=None, last=True)
+    ids = fed.simulation.family_states[0].family.ids
+    ((received, _),) = fed.simulation.looks({ids: fed.server.instructions(ids)})
+    look = fq.readouts.EvaluationContext(
+        received, received, predict=fed.method.predicts, memory={}, fine_tune=None, last=True
+    )
     found = look.scores("received", "test")
     for i, client in enumerate(of.clients):  # with the new w
         expected = scores(mix, own[i], w, parts[i], client.test.x)
@@ -134,7 +136,7 @@ def test_apfl_that_mixes_nothing() -> None:
 
 
 def value_of(fed: fq.Federation, part: str) -> Weights:
-    layout = fed.fleet.crews[0].family.layout
+    layout = fed.simulation.family_states[0].family.layout
     found: Weights = {}
     for unit in layout.units:
         if unit.name.startswith(f"{part}/"):

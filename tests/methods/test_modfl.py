@@ -12,13 +12,13 @@ from server_half import begun, joined, learnt
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt.messages import Block, Member, Roster, Up, Updates
+from fedquilt.core.server import Server
+from fedquilt.core.values import Key
+from fedquilt.interface.messages import ClientInfo, Roster, UnitValues, Update, Updates
 from fedquilt.methods import METHODS, Method
 from fedquilt.methods.cohorts import Task, by_updates, nothing_known
 from fedquilt.methods.modfl import ModFL
 from fedquilt.models.digits import DigitsNet
-from fedquilt.server import Server
-from fedquilt.shelf import Key
 
 FOUND = {"configuration": "device", "operation": "found"}
 
@@ -48,7 +48,9 @@ def same(one: fq.Run, other: fq.Run) -> bool:
 GEN1, GEN2, HEAD = ((1,),), ((2,),), ((1,),)
 EXAMPLE = Roster(
     tuple(
-        Member(name, samples, {"device": device, "cohort": cohort}, (0, 1), {"configuration": shape, "operation": HEAD})
+        ClientInfo(
+            name, samples, {"device": device, "cohort": cohort}, (0, 1), {"configuration": shape, "operation": HEAD}
+        )
         for name, samples, device, cohort, shape in (
             ("one", 10, "gen1", "sporty", GEN1),
             ("two", 30, "gen1", "couch-potato", GEN1),
@@ -61,9 +63,9 @@ EXAMPLE = Roster(
 )
 
 
-def up(round_: int, ids: tuple[int, ...], **values: Sequence[Sequence[float]]) -> Up:
-    blocks = [Block((unit,), (len(copies[0]),), None, torch.tensor(copies)) for unit, copies in values.items()]
-    return Up(round_, ids, tuple(blocks))
+def up(round_: int, ids: tuple[int, ...], **values: Sequence[Sequence[float]]) -> Update:
+    blocks = [UnitValues((unit,), (len(copies[0]),), None, torch.tensor(copies)) for unit, copies in values.items()]
+    return Update(round_, ids, tuple(blocks))
 
 
 def test_the_example_of_the_paper_by_hand() -> None:
@@ -82,7 +84,7 @@ def test_the_example_of_the_paper_by_hand() -> None:
         ((0, 1), [[4.0], [4.0]], [[7.0], [5.0]]),
         ((2, 3), [[6.0, 2.0], [6.0, 2.0]], [[7.0], [5.0]]),
     ):
-        got = {block.units: block.value.tolist() for block in server.down(ids).blocks}
+        got = {block.units: block.value.tolist() for block in server.instructions(ids).blocks}
         assert got == {("configuration",): configuration, ("operation",): operation}
 
 
@@ -146,9 +148,41 @@ def test_found_cohorts_are_as_good_as_declared_ones() -> None:
 
 
 def test_the_number_of_cohorts_is_found_too() -> None:
-    result = run(one_device(few=True), ModFL(by={"operation": "found"}))  # what is not said is as in the paper
+    whole = crossed(few=True, samples=100)
+    scenario = fq.Scenario("one device", whole.clients[:6], whole.training)
+    result = run(scenario, ModFL(by={"operation": "found"}))  # what is not said is as in the paper
     assert circles(result.plan, "configuration") == [0] * 6
     assert circles(result.plan, "operation") == [0, 0, 0, 1, 1, 1]
+
+
+def ring(cohorts: int, labels: int, each: int = 4, classes: int = 9) -> fq.Scenario:
+    """Cohorts that own so many neighbouring labels of a ring, on devices of two kinds, with forty samples a client."""
+    draw = torch.Generator().manual_seed(7)
+    clouds = torch.randn(classes, 12, generator=draw)
+    lenses = [torch.randn(12, width, generator=draw) / 5 for width in (12, 16)]  # to numbers of about 1
+    clients = []
+    for i in range(cohorts * each):
+        cohort, device = i % cohorts, i // cohorts % 2
+        y = (cohort + torch.arange(40) % labels) % classes
+        x = (clouds[y] + torch.randn(40, 12, generator=draw)) @ lenses[device]
+        model = partial(TwoModules, x.shape[1], classes=classes)
+        traits = {"device": str(device), "cohort": str(cohort)}
+        clients.append(fq.Client(f"c{i}", model, (x, y), traits=traits, labels=range(classes)))
+    return fq.Scenario("ring", clients, fq.Training(epochs=1, batch=8, lr=0.1), label_names=[str(c) for c in range(9)])
+
+
+@pytest.mark.parametrize(("cohorts", "labels"), [(9, 6), (9, 3), (1, 9)])
+def test_nine_cohorts_are_nine_and_one_is_one(cohorts: int, labels: int) -> None:
+    """Where the silhouette counted 18 or 20: devices times cohorts, or so."""
+    federation = fq.Federation(ring(cohorts, labels, 36 // cohorts), ModFL(by=FOUND), device="cpu", engine="sequential")
+    asked = []
+    for _ in range(3):
+        asked.append(bool(federation.server.instructions((0,)).told))
+        federation.step(evaluate=False)
+        server = federation.server
+        facts = federation.method.describe(server.state, server.plan, server.roster)
+        assert facts == {"cohorts_found": {"operation": cohorts}, "adjusted_rand": {"operation": 1.0}}
+    assert asked == [True, False, False]  # once, where all are at one point
 
 
 def test_the_index_tells_when_what_was_found_is_something_else() -> None:
@@ -214,7 +248,7 @@ def test_a_newcomer_waits_until_it_is_heard() -> None:
     result = run(crossed(each=2), ModFL(by=FOUND, cohorts=2))
     server = result.federation.server
     method, roster = result.federation.method, server.roster
-    newcomer = Member("late", 11, {"device": "old", "cohort": "south"}, (0, 1), roster.members[0].units)
+    newcomer = ClientInfo("late", 11, {"device": "old", "cohort": "south"}, (0, 1), roster.members[0].units)
     longer = Roster((*roster.members, newcomer), roster.classes, roster.rounds)
     before = circles(server.plan, "operation")
     _, plan = joined(method, server.state, longer, Updates(4, ()))
@@ -226,7 +260,7 @@ def test_a_newcomer_waits_until_it_is_heard() -> None:
 
 def test_every_few_rounds() -> None:
     method = ModFL(by={"head": "found"}, every=3, cohorts=2)
-    members = tuple(Member(f"c{i}", 10, {}, (0, 1), {"head": ((2,),)}) for i in range(4))
+    members = tuple(ClientInfo(f"c{i}", 10, {}, (0, 1), {"head": ((2,),)}) for i in range(4))
     roster = Roster(members, 2, 9)
     state, plan = begun(method, roster)
     assert circles(plan, "head") == [0, 0, 0, 0]
@@ -243,7 +277,7 @@ def test_every_few_rounds() -> None:
 
 def test_a_client_that_sends_no_numbers_keeps_its_cohort() -> None:
     method = ModFL(by={"head": "found"}, every=1, cohorts=2)
-    roster = Roster(tuple(Member(f"c{i}", 10, {}, (0, 1), {"head": ((2,),)}) for i in range(4)), 2, 9)
+    roster = Roster(tuple(ClientInfo(f"c{i}", 10, {}, (0, 1), {"head": ((2,),)}) for i in range(4)), 2, 9)
     state, plan = begun(method, roster)
     ways = {i: [1.0, 0.1 * i] if i < 2 else [0.1 * i, 1.0] for i in range(4)}
     for round_, copies in enumerate([ways, ways | {3: [float("nan"), 0.0]}], start=1):
@@ -258,7 +292,7 @@ def test_a_client_that_sends_no_numbers_keeps_its_cohort() -> None:
 def test_any_number_of_modules_and_groupings() -> None:
     units = {"conv1": ((2,),), "conv2": ((2,),), "fc": ((3,),), "norm": ((1,),), "out": ((4,),)}
     traits = [{"device": d, "site": s} for d, s in (("a", "x"), ("b", "x"), ("a", "y"), ("b", "y"))]
-    roster = Roster(tuple(Member(f"c{i}", 10, t, (0, 1), units) for i, t in enumerate(traits)), 2, 9)
+    roster = Roster(tuple(ClientInfo(f"c{i}", 10, t, (0, 1), units) for i, t in enumerate(traits)), 2, 9)
     by = {"conv*": "device", "norm": "private", "fc": "everyone", "out": "site", "*": "private"}
     _, plan = begun(ModFL(by=by), roster)
     assert {unit: circles(plan, unit) for unit in units} == {
@@ -273,7 +307,9 @@ def test_any_number_of_modules_and_groupings() -> None:
 def test_modules_of_unlike_tasks_share_no_circle() -> None:
     small, large = {"configuration": ((2,),), "operation": ((3,),)}, {"configuration": ((2,),), "operation": ((5,),)}
     kinds = (small, large, small, large)
-    members = tuple(Member(f"c{i}", 10, {"device": "a", "cohort": "x"}, (0, 1), units) for i, units in enumerate(kinds))
+    members = tuple(
+        ClientInfo(f"c{i}", 10, {"device": "a", "cohort": "x"}, (0, 1), units) for i, units in enumerate(kinds)
+    )
     _, plan = begun(ModFL(), Roster(members, 2, 9))
     assert (circles(plan, "configuration"), circles(plan, "operation")) == ([0, 0, 0, 0], [0, 1, 0, 1])
 
@@ -308,9 +344,9 @@ def test_it_wins_where_device_and_cohort_are_crossed() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"the module 'fc' is in no circle; add it to `by` \(e.g. by.fc=cohort\)"):
-        begun(ModFL(), Roster((Member("a", 1, {}, (0,), {"fc": ((1,),)}),), 2, 1))
+        begun(ModFL(), Roster((ClientInfo("a", 1, {}, (0,), {"fc": ((1,),)}),), 2, 1))
     with pytest.raises(ValueError, match=r"^client 'a' declares no trait 'device'"):
-        begun(ModFL(), Roster((Member("a", 1, {}, (0,), {"configuration": ((1,),)}),), 2, 1))
+        begun(ModFL(), Roster((ClientInfo("a", 1, {}, (0,), {"configuration": ((1,),)}),), 2, 1))
     with pytest.raises(ValueError, match=r"circles by affinity compare models on samples that the server holds"):
         begun(ModFL(by={"*": "affinity"}), EXAMPLE)
     with pytest.raises(ValueError, match=r"cohorts=3, but no module has its cohorts found"):

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import fedquilt as fq
+from fedquilt._util.trust import Untrusted
 from fedquilt.cli import main
-from fedquilt.disk import RunFolder
 from fedquilt.methods import METHODS, FedAvg
 from fedquilt.methods.find import OF_THE_FIELD, address_of, class_at, find, source_of
-from fedquilt.run import make_method
-from fedquilt.runfile import method_from, method_to
-from fedquilt.trust import Untrusted
+from fedquilt.runs.folder import RunFolder
+from fedquilt.runs.rebuilding import make_method
+from fedquilt.runs.settings import method_from, method_to
 
 MINE = """
 from dataclasses import dataclass

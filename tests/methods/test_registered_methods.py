@@ -13,7 +13,7 @@ import fedquilt as fq
 from fedquilt.cli import catalogue, main
 from fedquilt.methods import METHODS
 from fedquilt.methods.find import find
-from fedquilt.runfile import method_from, method_to
+from fedquilt.runs.settings import method_from, method_to
 
 CODE = """
 from dataclasses import dataclass

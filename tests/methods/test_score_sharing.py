@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 import fedquilt as fq
 from fedquilt.client import Change, Client, Split
-from fedquilt.federation import Federation
-from fedquilt.messages import Up
-from fedquilt.methods.score_sharing import ScoreSharing, masked
+from fedquilt.core.federation import Federation
+from fedquilt.core.server import Server
+from fedquilt.engines.settings import Training
+from fedquilt.interface.messages import Update
+from fedquilt.methods.score_sharing import ScoreSharing
 from fedquilt.scenario import Scenario
-from fedquilt.server import Server
 from fedquilt.sharing import median
-from fedquilt.training.settings import Training
+from fedquilt.sharing.scores import masked
 
 # Three users with the labels {0, 1}, {1, 2}, {2, 3}, and eight public samples A to H: six of the reference with the
 # labels 1 1 2 2 0 3, two to test on with the labels 1 2. What the users' models say (their other label: one minus it):
@@ -75,9 +76,9 @@ def federation(scenario: Scenario, **settings: Any) -> Federation:
 
 def consensus(server: Server, label: int) -> Tensor:
     """The server's scores of a label."""
-    for shelf in server.shelves:
-        if f"label-{label}" in shelf.units:
-            return shelf.value[0]
+    for circle_values in server.all_values:
+        if f"label-{label}" in circle_values.units:
+            return circle_values.value[0]
     raise AssertionError(label)
 
 
@@ -171,16 +172,16 @@ def test_labels_that_are_not_owned_are_never_predicted_nor_shared() -> None:
         masked(outputs[:, :3], owned)
 
 
-def record(fed: Federation) -> list[Up]:
+def record(fed: Federation) -> list[Update]:
     """Every message that clients send from now on."""
-    ups: list[Up] = []
-    run = fed.fleet.run
+    ups: list[Update] = []
+    run = fed.simulation.run
 
-    def listen(down: Any) -> Up:
+    def listen(down: Any) -> Update:
         ups.append(run(down))
         return ups[-1]
 
-    fed.fleet.run = listen  # type: ignore[method-assign]
+    fed.simulation.run = listen  # type: ignore[method-assign]
     return ups
 
 
@@ -205,7 +206,9 @@ def test_nothing_but_scores_of_own_labels_is_sent() -> None:
     described = fed.method.describe(fed.server.state, fed.server.plan, fed.server.roster)
     assert described["bytes_of_scores_a_round"] == moved[1].total_up + moved[1].total_down - 3 * told
     assert described["bytes_of_models_a_round"] == 2 * 4 * 3 * 32  # up and down, three models of 4 x 8 weights
-    assert not any("model" in shelf.units for shelf in fed.server.shelves)  # the server holds no parameters
+    assert not any(
+        "model" in circle_values.units for circle_values in fed.server.all_values
+    )  # the server holds no parameters
 
 
 def test_one_client_alone_keeps_its_own_mind() -> None:
@@ -214,8 +217,8 @@ def test_one_client_alone_keeps_its_own_mind() -> None:
     result = fq.run(scenario, "score-sharing", engine="sequential", alone=False, readouts=ALL)
     assert {row["accuracy"] for row in result.rows} == {0.0}
     # After three rounds of the same scores: 1 - (2/3)^3 of them.
-    row = result.federation.fleet.crews[0].rest.all()[:1]
-    held = result.federation.fleet.crews[0].family.layout.take(row, "label-1")[0]
+    row = result.federation.simulation.family_states[0].store.all()[:1]
+    held = result.federation.simulation.family_states[0].family.layout.take(row, "label-1")[0]
     torch.testing.assert_close(held, (1 - (2 / 3) ** 3) * USER_1)
 
 
@@ -282,11 +285,11 @@ def test_a_new_model_keeps_the_scores_of_the_old_one() -> None:
     other = Change(model=lambda: nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 4)))
     fed = federation(worked_example({0: {2: other}}))
     fed.step()
-    assert len(fed.fleet.crews) == 1
+    assert len(fed.simulation.family_states) == 1
     fed.step()
-    assert len(fed.fleet.crews) == 2  # unlike architectures side by side
+    assert len(fed.simulation.family_states) == 2  # unlike architectures side by side
     # Label 0 is user 1's alone: its consensus is the old model's third, and half of what the new one says.
-    new = masked(fed.fleet.model(0)(EYE), torch.tensor([True, True, False, False])).softmax(1)[:, 0]
+    new = masked(fed.simulation.model(0)(EYE), torch.tensor([True, True, False, False])).softmax(1)[:, 0]
     torch.testing.assert_close(consensus(fed.server, 0), ((1 - USER_1) / 3 + 0.5 * new.detach()) / 1.5)
 
 
@@ -360,7 +363,9 @@ def test_engines_agree_on_streams_of_data(settings: dict[str, Any]) -> None:
             alone=False, evaluate_every=2,
         )  # fmt: skip
         assert result.summary["engine"] == engine
-        rows[engine] = torch.cat([crew.rest.all() for crew in result.federation.fleet.crews], dim=1)
+        rows[engine] = torch.cat(
+            [family_state.store.all() for family_state in result.federation.simulation.family_states], dim=1
+        )
         result.federation.close()
     torch.testing.assert_close(rows["vectorised"], rows["sequential"], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(rows["parallel"], rows["sequential"], rtol=1e-5, atol=1e-6)
@@ -378,7 +383,9 @@ def test_clients_may_sit_rounds_out() -> None:
     training = {"share": 0.4, "rounds": 6}
     result = fq.run(overlapping(), "score-sharing", training=training, engine="sequential", alone=False)
     assert result.summary["refused_updates"] == 0
-    assert all(torch.isfinite(crew.rest.all()).all() for crew in result.federation.fleet.crews)
+    assert all(
+        torch.isfinite(family_state.store.all()).all() for family_state in result.federation.simulation.family_states
+    )
 
 
 def test_samples_that_are_not_public_are_left_to_the_model() -> None:
@@ -429,7 +436,7 @@ def test_the_consensus_of_a_label_goes_to_its_next_owner(gap: bool) -> None:
     fed.step()
     assert _owners(fed, 0).tolist() == [False, True, False]
     # The new owner goes on from what was agreed: f = (f_G + alpha s) / (1 + alpha), and is alone in the mean.
-    own = masked(fed.fleet.model(1)(EYE), torch.tensor([True, True, False, False])).softmax(1)[:, 0]
+    own = masked(fed.simulation.model(1)(EYE), torch.tensor([True, True, False, False])).softmax(1)[:, 0]
     alpha = fed.server.roster.members[1].samples / 8
     torch.testing.assert_close(consensus(fed.server, 0), (agreed + alpha * own.detach()) / (1 + alpha))
     assert any("label-0" in block.units for up in ups for block in up.blocks)

@@ -92,14 +92,14 @@ def test_momentum_goes_with_its_circle() -> None:
     fed = fq.Federation(of, ModFLM(), engine="sequential", device="cpu")
     values, memory = {}, {}
     for _ in range(3):
-        shelf = next(s for s in fed.server.shelves if "operation" in s.units)
-        values["before"] = shelf.value.clone()
-        memory["before"] = shelf.memory.get("m", torch.zeros_like(shelf.value)).clone()
+        circle_values = next(s for s in fed.server.all_values if "operation" in s.units)
+        values["before"] = circle_values.value.clone()
+        memory["before"] = circle_values.memory.get("m", torch.zeros_like(circle_values.value)).clone()
         fed.step(evaluate=False)
-        shelf = next(s for s in fed.server.shelves if "operation" in s.units)
-        assert shelf.value.shape[0] == 2
-        torch.testing.assert_close(shelf.value, values["before"] + shelf.memory["m"])
-        assert not torch.equal(shelf.memory["m"][0], shelf.memory["m"][1])
+        circle_values = next(s for s in fed.server.all_values if "operation" in s.units)
+        assert circle_values.value.shape[0] == 2
+        torch.testing.assert_close(circle_values.value, values["before"] + circle_values.memory["m"])
+        assert not torch.equal(circle_values.memory["m"][0], circle_values.memory["m"][1])
     assert float(memory["before"].abs().sum()) > 0
 
 

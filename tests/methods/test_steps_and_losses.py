@@ -41,7 +41,7 @@ def test_feddyn_by_hand_with_half_the_clients(engine: str) -> None:
     h = {name: torch.zeros_like(value) for name, value in w.items()}
     own = [dict(h) for _ in of.clients]
     for round_ in range(1, 5):
-        chosen, copies = fed.choose(round_), []
+        chosen, copies = fed.sample_clients(round_), []
         for i in chosen:
             theta = dict(w)
             for _ in range(2):  # whole batches: an epoch is a step
@@ -63,7 +63,7 @@ def test_feddyn_s_private_state_is_the_gradient_where_training_ended() -> None:
     fed = federation(of, FedDyn(alpha=1.0), "vectorised")
     for _ in range(2):
         fed.step(evaluate=False)
-    layout, rows = fed.fleet.crews[0].family.layout, fed.fleet.crews[0].rest.all()
+    layout, rows = fed.simulation.family_states[0].family.layout, fed.simulation.family_states[0].store.all()
     for i, client in enumerate(of.clients):
         theta = {
             name.removeprefix("model."): value
@@ -91,7 +91,7 @@ def test_fednova_by_hand_with_half_the_clients(engine: str) -> None:
     w = first_weights(of)
     seen = set()
     for round_ in range(1, 5):
-        chosen = fed.choose(round_)
+        chosen = fed.sample_clients(round_)
         gradients: list[Weights] = []
         taus: list[int] = []
         for i in chosen:

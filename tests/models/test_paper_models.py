@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
+from fedquilt.families.units import cut
 from fedquilt.models import LSTM, MODELS, ModflCifar, ModflStl, modfl_hapt, modfl_realworld, modfl_wisdm
-from fedquilt.units import cut
 
 SMALLER: dict[str, dict[str, Any]] = {
     "mobilenet-v2": {"width": 0.25, "dropout": 0.0},

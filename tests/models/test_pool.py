@@ -255,10 +255,11 @@ def test_a_classifier_is_split_into_an_encoder_and_a_head_whatever_it_is_made_of
         assert (size, width) == (features, 7)
         first, second = build(), build()
         assert first(torch.zeros(5, 2, 6)).shape == (5, features)
-        # The first has the model's weights, the second their entries in another order.
+        # Both have the model's weights, which may be pretrained, and neither is the other.
         kernel, other = (next(iter(e.parameters())).detach().flatten() for e in (first, second))
         assert torch.equal(kernel, model[0].weight.detach().flatten())  # type: ignore[operator]
-        assert not torch.equal(kernel, other)
+        assert torch.equal(kernel, other)
+        assert first is not second
         assert torch.equal(kernel.sort().values, other.sort().values)
     with pytest.raises(ValueError, match="build the client's model as a RoutedNetwork"):
         split_head(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), 2)

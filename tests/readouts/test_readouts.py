@@ -9,13 +9,23 @@ import torch
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt.messages import Down, Member
-from fedquilt.readouts import READOUTS, Averaged, AveragedByClass, BestOfBoth, BestOfLast, Look, Readout, named
+from fedquilt.families.family import Family
+from fedquilt.families.layout import Layout
+from fedquilt.families.units import cut
+from fedquilt.interface.client_stack import ClientStack, PaddedSplit
+from fedquilt.interface.messages import ClientInfo, Instructions
+from fedquilt.readouts import (
+    READOUTS,
+    Averaged,
+    AveragedByClass,
+    BestOfBoth,
+    BestOfLast,
+    EvaluationContext,
+    Readout,
+    named,
+)
 from fedquilt.readouts.averaged import output_of
 from fedquilt.readouts.best_of_both import most_trusted
-from fedquilt.stacks import Family, Layout
-from fedquilt.units import cut
-from fedquilt.view import StackView, Table
 
 ALL = [*READOUTS, "best-of-last-2"]
 
@@ -25,35 +35,35 @@ def one_hot(predicted: Sequence[Sequence[int]]) -> Tensor:
     return torch.eye(3)[torch.tensor(predicted)]
 
 
-def table(y: Sequence[Sequence[int]], mask: Sequence[Sequence[float]] | None = None) -> Table:
+def table(y: Sequence[Sequence[int]], mask: Sequence[Sequence[float]] | None = None) -> PaddedSplit:
     truth = torch.tensor(y)
     real = torch.ones(truth.shape) if mask is None else torch.tensor(mask)
-    return Table(torch.zeros(*truth.shape, 1), truth, real, torch.full((len(truth),), truth.shape[1]))
+    return PaddedSplit(torch.zeros(*truth.shape, 1), truth, real, torch.full((len(truth),), truth.shape[1]))
 
 
 def look(
-    splits: dict[str, Table],
+    splits: dict[str, PaddedSplit],
     said: dict[tuple[str, str], Tensor],
     rows: tuple[Tensor, Tensor] | None = None,
     round_: int = 2,
     samples: tuple[int, ...] = (1,),
     everyone: int = 10,
     memory: dict[str, Tensor] | None = None,
-) -> Look:
+) -> EvaluationContext:
     """A look at clients whose models say these things about their splits."""
     net = nn.Linear(1, 3)
     k = len(samples)
     received, adapted = rows if rows is not None else (torch.zeros(k, 6), torch.ones(k, 6))
     family = Family(tuple(range(k)), net, Layout(net, cut(net)))
 
-    def view(numbers: Tensor, which: str) -> StackView:
-        return StackView(
-            family, family.ids, [Member(f"c{i}", n, {"which": which}, (), {}) for i, n in enumerate(samples)],
-            round_, 9, 1, 0, 3, numbers, splits.__getitem__, Down(round_, family.ids, (), (), {}, everyone),
+    def view(numbers: Tensor, which: str) -> ClientStack:
+        return ClientStack(
+            family, family.ids, [ClientInfo(f"c{i}", n, {"which": which}, (), {}) for i, n in enumerate(samples)],
+            round_, 9, 1, 0, 3, numbers, splits.__getitem__, Instructions(round_, family.ids, (), (), {}, everyone),
         )  # fmt: skip
 
     kept = {} if memory is None else memory
-    return Look(view(received, "received"), view(adapted, "adapted"), None, memory=kept, _scores=dict(said))
+    return EvaluationContext(view(received, "received"), view(adapted, "adapted"), None, memory=kept, known=dict(said))
 
 
 def test_best_of_both_by_hand() -> None:
@@ -91,7 +101,9 @@ def test_without_validation_samples_the_received_model_is_believed() -> None:
         ("received", "test"): one_hot([[2, 1]]),
         ("adapted", "test"): one_hot([[1, 1]]),
     }
-    nothing = Table(torch.zeros(1, 0, 1), torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0), torch.tensor([0]))
+    nothing = PaddedSplit(
+        torch.zeros(1, 0, 1), torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0), torch.tensor([0])
+    )
     splits = {"validation": nothing, "test": table([[1, 1]])}
     assert BestOfBoth().predictions(look(splits, said), "test").tolist() == [[2, 1]]
 
@@ -159,8 +171,8 @@ def test_layers_below_the_output_move_by_the_client_s_share() -> None:
     net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 3))
     family = Family((0,), net, Layout(net, cut(net)))
     train = table([[0, 0, 2]])
-    view = StackView(family, (0,), [Member("a", 3, {}, (), {})], 1, 1, 1, 0, 3, torch.zeros(1, 8), lambda _: train,
-                     Down(1, (0,), (), (), {}, 30))  # fmt: skip
+    view = ClientStack(family, (0,), [ClientInfo("a", 3, {}, (), {})], 1, 1, 1, 0, 3, torch.zeros(1, 8),
+                       lambda _: train, Instructions(1, (0,), (), (), {}, 30))  # fmt: skip
     weight = AveragedByClass().weight(view)[0]
     assert weight.tolist() == pytest.approx([0.1, 0.1, 0.2, 0, 0.1, 0.2, 0, 0.1])
     with pytest.raises(ValueError, match=r"not a row for each of 4 classes, .*: use the read-out 'averaged'$"):
@@ -262,9 +274,9 @@ def test_best_of_the_last_rounds_starts_as_best_of_both() -> None:
                     readouts=["best-of-both", "best-of-last-3"])  # fmt: skip
     first = {e.readout: e.counts for e in result.evaluations if e.round == 1 and e.split == "test"}
     assert torch.equal(first["best-of-both"], first["best-of-last-3"])
-    for memory in result.federation.memory.values():
+    for memory in result.federation.simulation.memory.values():
         assert all(isinstance(value, Tensor) for value in memory.values())  # so that a checkpoint can hold it
-    (kept,) = (memory["best-of-last-3 validation"] for memory in result.federation.memory.values())
+    (kept,) = (memory["best-of-last-3 validation"] for memory in result.federation.simulation.memory.values())
     assert kept.shape[0] == 6  # two models a round
 
 

@@ -25,8 +25,8 @@ import pytest
 from made_up_runs import write_run
 
 pytest.importorskip("plotly", reason="the page needs plotly: pip install 'fedquilt[report]'")
-from fedquilt.report.figures import page_data
 from fedquilt.report.page import data_json, render_page, write_page
+from fedquilt.report.page_content import page_data
 
 FOUND = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
 pytestmark = [

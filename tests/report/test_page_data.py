@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 from made_up_runs import write_run
 
-from fedquilt.report.circles import circle_colours, frames, order_by_similarity, packed
-from fedquilt.report.figures import page_data
-from fedquilt.report.files import read_run
+from fedquilt.report.page_content import page_data
+from fedquilt.report.plan_frames import circle_colours, frames, order_by_similarity, packed
+from fedquilt.report.read_runs import read_run
 
 
 def unpacked(array: dict[str, Any]) -> Any:
     return np.frombuffer(base64.b64decode(array["data"]), dtype="<" + array["type"]).reshape(array["shape"])
 
 
-def row(at: int, client: str, accuracy: float, readout: str = "received") -> str:
-    return json.dumps({"round": at, "client": client, "readout": readout, "split": "test", "accuracy": accuracy})
+def row(at: int, client: str, accuracy: float, readout: str = "received", loss: float | None = None) -> str:
+    told = {"round": at, "client": client, "readout": readout, "split": "test", "accuracy": accuracy, "loss": loss}
+    return json.dumps(told)
 
 
 def test_a_run_is_read(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_curves_bands_gains_and_the_table(tmp_path: Path) -> None:
     def write(name: str, seed: int, scores: list[list[float]]) -> Path:
         folder = tmp_path / f"{name}-{seed}"
         folder.mkdir()
-        lines = [row(at, c, s) for at, now in enumerate(scores, 1) for c, s in zip("ab", now, strict=True)]
+        lines = [row(at, c, s, loss=1 - s) for at, now in enumerate(scores, 1) for c, s in zip("ab", now, strict=True)]
         (folder / "metrics.jsonl").write_text("\n".join(lines))
         traffic = [{"round": at, "up": {"a": 1e6, "b": 2e6}, "down": {"a": 1e6, "b": 0}} for at in (1, 2)]
         (folder / "traffic.jsonl").write_text("\n".join(json.dumps(t) for t in traffic))
@@ -193,10 +194,11 @@ def test_curves_bands_gains_and_the_table(tmp_path: Path) -> None:
     assert fedavg["mean"] == [0.4375, 0.625]
     assert (fedavg["low"], fedavg["high"]) == ([0.375, 0.5], [0.5, 0.75])
     assert fedavg["megabytes"] == [4.0, 8.0]
+    assert fedavg["loss"] == [0.5625, 0.375]
     assert unpacked(fedavg["final"]).tolist() == [0.875, 0.375]
     assert unpacked(fedavg["gain"]).tolist() == [0.375, -0.125]
     assert view["table"]["best"] == {"name": "fedavg", "accuracy": 0.625, "gaining": 0.5}
-    assert "against local" in view["table"]["headings"]
+    assert "against fedavg" in view["table"]["headings"]
     assert unpacked(scenario["traffic"][1]["up"]).tolist() == [2.0, 4.0]
     history = unpacked(scenario["details"][1]["history"]) / 65534
     np.testing.assert_allclose(history, [[0.375, 0.875], [0.5, 0.375]], atol=1e-5)

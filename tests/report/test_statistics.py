@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedquilt.report.compare import Curve, Reached, compare, pair_up, reached
-from fedquilt.report.files import read_run
+from fedquilt.report.read_runs import read_run
 from fedquilt.report.statistics import holm, mean_interval, share_gaining, signed_rank, worst_decile
 from fedquilt.results import Evaluation
 

@@ -16,12 +16,12 @@ from run_help import build, contents
 from torch import Tensor, nn
 
 import fedquilt as fq
+from fedquilt._util.checksums import Damaged, digest
+from fedquilt._util.trust import Untrusted
 from fedquilt.cli import main
-from fedquilt.report.files import read_run
-from fedquilt.runfile import method_from, method_to
+from fedquilt.report.read_runs import read_run
+from fedquilt.runs.settings import method_from, method_to
 from fedquilt.scenarios.own import from_file
-from fedquilt.seals import Damaged, digest
-from fedquilt.trust import Untrusted
 
 QUICK: dict[str, Any] = {"engine": "sequential", "alone": False, "checkpoint_every": 2}
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from fedquilt.cli import main
-from fedquilt.cli.comparison import choose
-from fedquilt.cli.crew import Crew
-from fedquilt.cli.jobs import Job, sweep
-from fedquilt.cli.order import Choices
-from fedquilt.report.files import run_folders
+from fedquilt.cli.comparison import best_setting
+from fedquilt.cli.planned_runs import PlannedRun, sweep
+from fedquilt.cli.request import Choices
+from fedquilt.cli.workers import WorkerPool
+from fedquilt.report.read_runs import run_folders
 
 SMALL = ("--engine", "sequential", "--device", "cpu", "--set", "clients=4", "epochs=1", "fraction=0.3")
 THREE = ("local", "fedavg", "fedprox")
@@ -89,14 +89,14 @@ def test_ctrl_c_keeps_the_round_and_says_how_to_go_on() -> None:
 def test_a_worker_that_is_only_starting_can_be_stopped(
     forked: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedquilt.cli.crew._Worker._can_be_forked", lambda worker: forked)
-    crew = Crew(1, Path("c"), checkpoint_every=5)
+    monkeypatch.setattr("fedquilt.cli.workers._Worker._can_be_forked", lambda worker: forked)
+    pool = WorkerPool(1, Path("c"), checkpoint_every=5)
     told = []
-    for news in crew.work(sweep("digits", ["fedavg"], Choices(rounds=3000, engine="sequential"), [])):
-        if not crew.stopping:
-            crew.stop()
+    for news in pool.work(sweep("digits", ["fedavg"], Choices(rounds=3000, engine="sequential"), [])):
+        if not pool.stopping:
+            pool.stop()
         told.append(news.told if news else "")
-    crew.close()
+    pool.close()
     assert told[0] == "started"
     assert told[-1] == "stopped"
     assert capfd.readouterr().err == ""
@@ -111,6 +111,32 @@ def test_runs_that_are_not_over_are_left_out_of_tables(tmp_path: Path, capfd: py
     told = capfd.readouterr()
     assert "not finished: 1 of 4 runs" in told.err
     assert told.out.splitlines()[1].endswith(",2,1")  # two clients, one seed that both methods have
+
+
+def test_all_methods_that_apply_and_why_others_do_not(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Three methods stand for all; one of them refuses the scenario, which has no public samples."""
+    from fedquilt.methods import METHODS
+
+    for name in METHODS.keys() - {"local", "fedavg", "score-sharing"}:
+        monkeypatch.delitem(METHODS, name)
+    words = ("compare", "digits", "--methods", "all", "--rounds", "1", "--out", "c", "--jobs", "1", *SMALL)
+    assert main(words) == 0
+    capfd.readouterr()
+    before = stamps(Path("c"))
+    assert main((*words, "--json")) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert [line["method"] for line in told["methods"]] == ["local", "fedavg"]
+    (why,) = [note for note in told["notes"] if note.startswith("left out is score-sharing: ")]
+    assert "common" in why
+    assert "\n" not in why
+    assert stamps(Path("c")) == before, "what is finished is not run again"
+
+
+def test_a_comparison_needs_methods(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(("compare", "digits")) == 2
+    assert "name the methods to compare, or all of them" in capfd.readouterr().err
 
 
 def wait_for(holds: Any, seconds: float = 90.0) -> None:
@@ -154,7 +180,7 @@ def test_a_sweep_of_nonsense_is_refused(word: str, sentence: str, capfd: pytest.
     assert not Path("runs").exists()
 
 
-def write(folder: Path, job: Job, validation: float, test: float) -> None:
+def write(folder: Path, job: PlannedRun, validation: float, test: float) -> None:
     """A finished run with two clients, made up."""
     place = folder / job.folder
     place.mkdir(parents=True)
@@ -173,7 +199,7 @@ def test_the_choice_is_made_on_validation_data_alone(tmp_path: Path) -> None:
     scores = {"mu=0.1": (0.7, 0.5), "mu=0.5": (0.6, 0.9), "": (0.5, 0.5)}  # the second is better on test data
     for job in jobs:
         write(tmp_path / "c", job, *scores[job.label])
-    chosen = choose(jobs, tmp_path / "c")
+    chosen = best_setting(jobs, tmp_path / "c")
     assert (chosen["fedprox"].label, chosen["fedprox"].among) == ("mu=0.1", 2)
     assert chosen["fedprox"].accuracy == pytest.approx(0.7)
     assert chosen["local"].among == 1

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from fedquilt.addresses import load_file, taken_apart
-from fedquilt.deploy.node_client import builder
-from fedquilt.files import write_bytes, write_text, written_whole
-from fedquilt.runfile import builder_from_text, builder_to_text
-from fedquilt.toml import to_toml
+from fedquilt._util.addresses import load_file, taken_apart
+from fedquilt._util.files import write_bytes, write_text, written_whole
+from fedquilt._util.toml import to_toml
+from fedquilt.deploy.device.client_folder import builder
+from fedquilt.runs.settings import builder_from_text, builder_to_text
 
 
 class Blocks(nn.Module):
@@ -55,7 +55,7 @@ def test_of_many_who_write_one_file_the_last_counts(tmp_path: Path) -> None:
 
 def test_a_builder_comes_back_from_a_run_and_from_a_device_as_it_was(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
-    from fedquilt.deploy.create import model_reference
+    from fedquilt.deploy.ops.create import model_reference
 
     made = partial(partial(Blocks, 3), shape=(1, 2), inner={"a": (4,)})
     as_run = builder_from_text(json.loads(json.dumps(builder_to_text(made))))

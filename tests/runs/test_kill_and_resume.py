@@ -15,11 +15,12 @@ import torch
 from run_help import SETTINGS, SUITED, build, contents, dies, kill_me
 
 import fedquilt as fq
-from fedquilt.disk import RunFolder
-from fedquilt.federation import RoundReport
-from fedquilt.fleet import Fleet
+from fedquilt.core import local_training
+from fedquilt.core.federation import RoundReport
+from fedquilt.core.simulation import Simulation
+from fedquilt.engines.select import ENGINES
 from fedquilt.methods import METHODS
-from fedquilt.training.choose import ENGINES
+from fedquilt.runs.folder import RunFolder
 
 READOUTS = ("received", "adapted", "best-of-last-2")
 
@@ -34,7 +35,7 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch, last: int | None = None) -> None:
         self.moments, self.last = 0, last
-        for owner, name in ((Fleet, "run"), (os, "fsync"), (Path, "replace"), (Path, "unlink"), (Path, "open")):
+        for owner, name in ((Simulation, "run"), (os, "fsync"), (Path, "replace"), (Path, "unlink"), (Path, "open")):
             patch.setattr(owner, name, self.counted(getattr(owner, name)))
         patch.setattr(RunFolder, "_append", self.torn(RunFolder._append))
 
@@ -104,12 +105,12 @@ def test_engines_that_were_found_out_are_not_found_out_again(tmp_path: Path, mon
 
     options: dict[str, Any] = {"alone": False, "checkpoint_every": 1, "out": tmp_path, "engine": "auto"}
     with monkeypatch.context() as patch:
-        patch.setattr("fedquilt.fleet.choose", lambda name, recipe, *_: ENGINES["sequential"](recipe))
+        patch.setattr(local_training, "select_engine", lambda name, spec, *_: ENGINES["sequential"](spec))
         with pytest.raises(RuntimeError, match="gone"):
             fq.run(build(), "fedavg", callbacks=[end], **options)
-    monkeypatch.setattr("fedquilt.fleet.choose", lambda *_: pytest.fail("the engines were known"))
+    monkeypatch.setattr(local_training, "select_engine", lambda *_: pytest.fail("the engines were known"))
     result = fq.resume(tmp_path, build())
-    assert (result.summary["engine"], result.federation.fleet.engine_name) == ("sequential", "auto")
+    assert (result.summary["engine"], result.federation.simulation.training.names) == ("sequential", ["auto"])
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")

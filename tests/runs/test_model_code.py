@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fedquilt.modelcode import code_of
+from fedquilt.runs.code_digest import code_of
 
 MODEL = '''
 import torch
@@ -90,7 +90,9 @@ def test_what_it_does_not_compute_does_not(old: str, new: str) -> None:
 
 def test_it_is_the_same_in_every_process(tmp_path: Path) -> None:
     (tmp_path / "someones_models.py").write_text(MODEL)
-    script = "import someones_models as m; from fedquilt.modelcode import code_of; print(code_of(m.Net, m.Net()))"
+    script = (
+        "import someones_models as m; from fedquilt.runs.code_digest import code_of; print(code_of(m.Net, m.Net()))"
+    )
     said = {
         subprocess.run(
             [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True,

@@ -17,13 +17,14 @@ from run_help import Net, build, contents, dies
 from torch import nn
 
 import fedquilt as fq
-from fedquilt.checkpoint import Damaged, from_plain, load, save, to_plain
+from fedquilt._util.lock import Held, Lock
+from fedquilt._util.toml import to_toml
 from fedquilt.cli.report import comparisons
-from fedquilt.disk import DiskFull, RunFolder
-from fedquilt.lock import Held, Lock
+from fedquilt.client import Split
 from fedquilt.methods import METHODS, FedAvg, FedMN, FedPer, ModFL
-from fedquilt.runfile import builder_from_text, builder_to_text, fingerprint, method_from, method_to
-from fedquilt.toml import to_toml
+from fedquilt.runs.checkpoint import Damaged, from_plain, load, save, to_plain
+from fedquilt.runs.folder import DiskFull, RunFolder
+from fedquilt.runs.settings import builder_from_text, builder_to_text, fingerprint, method_from, method_to
 
 QUICK: dict[str, Any] = {"engine": "sequential", "alone": False, "checkpoint_every": 2}
 
@@ -182,7 +183,7 @@ def test_what_the_fingerprint_sees() -> None:
     assert fingerprint(swapped) != base
     assert swapped.common is not None
     other = build()
-    assert other.common is not None
+    assert isinstance(other.common, Split)
     other.common.x[0, 0] += 1
     assert fingerprint(other) != base
 
@@ -213,7 +214,7 @@ class Full:
 
     def __init__(self, patch: pytest.MonkeyPatch, room: int) -> None:
         self.room = room
-        opened, saved = Path.open, __import__("fedquilt.checkpoint", fromlist=["save_file"]).save_file
+        opened, saved = Path.open, __import__("fedquilt.runs.checkpoint", fromlist=["save_file"]).save_file
 
         def open_(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             file: Any = opened(path, mode, *args, **kwargs)
@@ -233,7 +234,7 @@ class Full:
             saved(tensors, path)
 
         patch.setattr(Path, "open", open_)
-        patch.setattr("fedquilt.checkpoint.save_file", save_file)
+        patch.setattr("fedquilt.runs.checkpoint.save_file", save_file)
 
     def takes(self, size: int) -> bool:
         if size > self.room:

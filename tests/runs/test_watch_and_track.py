@@ -14,9 +14,9 @@ from run_help import build
 
 import fedquilt as fq
 from fedquilt.cli import main
-from fedquilt.cli.speak import Refused
+from fedquilt.cli.output import Refused
 from fedquilt.cli.watch import HOST, Watch, watched
-from fedquilt.track import mlflow, scores, settings, tensorboard
+from fedquilt.runs.trackers import mlflow, scores, settings, tensorboard
 
 QUICK: dict[str, Any] = {"engine": "sequential", "alone": False, "rounds": 2}
 

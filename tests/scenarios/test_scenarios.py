@@ -10,11 +10,12 @@ import pytest
 import torch
 from tiny_data import tiny_load
 
+from fedquilt.client import Split
 from fedquilt.data import DataMissing
 from fedquilt.data.label_table import label_table
+from fedquilt.families.units import cut
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios import SCENARIOS, build, describe, settings_of
-from fedquilt.units import cut
 
 MODULES = ("animals", "feddl", "fedem", "modfl_images", "modfl_signals", "thesis")
 SMALL: dict[str, dict[str, Any]] = {
@@ -68,9 +69,10 @@ def test_no_sample_is_on_two_clients_or_in_two_splits(name: str) -> None:
     scenario = small(name)
     seen: set[bytes] = set()
     held = [s.x for c in scenario.clients for s in (c.train, c.validation, c.test)]
-    held += [s.x for s in (scenario.common, scenario.public_test) if s is not None]
+    public = [s.x for s in (scenario.common, scenario.public_test) if isinstance(s, Split)]
+    held += public
     if name == "animals-labels":  # a stream may bring a photograph again, and users are tested on public ones
-        held = [s.x for s in (scenario.common, scenario.public_test) if s is not None]
+        held = public
         for client in scenario.clients:
             stream = torch.cat([client.at(r).train.x for r in range(1, 16)])
             once = {row.tobytes(): row for row in stream.numpy()}
@@ -172,7 +174,7 @@ def test_animals_follow_table_2() -> None:
                    for change in c.changes.values())  # fmt: skip
     assert scenario.common is not None
     assert np.bincount(scenario.common.y).tolist() == [10, 10, 10, 10]
-    assert scenario.public_test is not None
+    assert isinstance(scenario.public_test, Split)
     mine = torch.isin(scenario.public_test.y, torch.tensor(user3.labels))
     assert torch.equal(user3.test.x, scenario.public_test.x[mine])
 
@@ -212,3 +214,19 @@ def test_missing_data_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.undo()
     with pytest.raises(DataMissing, match=r"stl10\.npz|cifar10\.npz"):
         build("modfl-images", data_dir=str(tmp_path / "file" / "nothing"))
+
+
+def test_feddl_has_one_scale_for_all_and_so_many_windows_on_wish() -> None:
+    own, one = small("feddl-har"), small("feddl-har", scale="all")
+    for client in own.clients:
+        assert float(client.train.x.mean(dim=(0, 2)).abs().max()) < 1e-4  # each by its own windows
+    means = torch.stack([client.train.x.mean(dim=(0, 2)) for client in one.clients])  # (people, channels)
+    assert float(means.abs().max()) > 1e-3
+    together = torch.cat([client.train.x for client in one.clients])
+    assert float(together.mean(dim=(0, 2)).abs().max()) < 1e-4
+    few = small("feddl-har", windows=8)
+    assert max(c.samples for c in few.clients) < min(c.samples for c in own.clients)
+    with pytest.raises(ValueError, match=r"scale is own \(each person's\) or all"):
+        small("feddl-har", scale="none")
+    with pytest.raises(ValueError, match=r"windows=0 leaves nobody any"):
+        small("feddl-har", windows=0)

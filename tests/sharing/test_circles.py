@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedquilt.sharing import adjusted_rand, affinity, circles, circles_by_trait, group_by_affinity, refine
-from fedquilt.sharing.circles import Linkage
+from fedquilt.sharing import adjusted_rand, affinity, circles_by_trait, group_by_affinity, grouping, refine
+from fedquilt.sharing.grouping import Linkage
 
 steady = settings(max_examples=50, deadline=None)  # a busy machine is no failure
 
@@ -64,7 +64,7 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     p = torch.randn(37, 11, 3).softmax(-1)
     whole = affinity(p)
     for block in (40, 500, 5000):
-        monkeypatch.setitem(circles._BLOCK, "cpu", block)
+        monkeypatch.setitem(grouping._BLOCK, "cpu", block)
         torch.testing.assert_close(affinity(p), whole, rtol=1e-6, atol=1e-9)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedquilt.sharing import adjusted_rand, cluster_updates
-from fedquilt.sharing.clusters import cosine_distance
+from fedquilt.sharing.clustering import cosine_distance
 
 
 def cohorts(count: int, each: int, noise: float, seed: int = 0, size: int = 60) -> tuple[Tensor, Tensor]:

@@ -25,8 +25,9 @@ from fedquilt.sharing import (
     mean,
     median,
     merge_unit,
+    mix,
     pick,
-    sums,
+    weighted_sums,
 )
 
 steady = settings(max_examples=50, deadline=None)  # a busy machine is no failure
@@ -41,8 +42,8 @@ def column(*values: float) -> Tensor:
 @pytest.fixture(params=["product", "index_add"])
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two ways of summing on a CPU, and blocks of a few columns each."""
-    monkeypatch.setattr(sums, "_FEW_CIRCLES", 10**9 if request.param == "product" else -1)
-    monkeypatch.setitem(sums._BLOCK, "cpu", 16)
+    monkeypatch.setattr(weighted_sums, "_FEW_CIRCLES", 10**9 if request.param == "product" else -1)
+    monkeypatch.setitem(weighted_sums._BLOCK, "cpu", 16)
 
 
 def test_weighted_mean_by_hand(both_ways: None) -> None:
@@ -220,8 +221,9 @@ def test_the_dense_form_agrees_with_circles(given: tuple[Tensor, Tensor, Tensor,
     total = same.sum(1, keepdim=True)
     mixed = MixedUnit(torch.where(total > 0, same / total, 0.0))
     ids = torch.arange(len(values))
-    dense, sparse = merge_unit(mixed, [(ids, values)]), merge_unit(UnitPlan(circle, weight), [(ids, values)])
-    row = UnitPlan(circle, weight).row
+    copies, sparse = merge_unit(mixed, [(ids, values)]), merge_unit(UnitPlan(circle, weight), [(ids, values)])
+    assert torch.equal(copies.value, values)  # of each client its own, to the bit
+    dense, row = mix(mixed.matrix, copies.value), UnitPlan(circle, weight).row
     assert torch.equal(dense.heard, sparse.heard[row])
     torch.testing.assert_close(dense.value, sparse.value[row], rtol=1e-4, atol=1e-4)
 
@@ -246,12 +248,18 @@ def test_a_family_that_sent_nothing_is_no_trouble(rule: Rule) -> None:
     assert merge_unit(unit, [empty, (torch.tensor([2]), column(5))], rule).onto(column(1, 1)).tolist() == [[1], [5]]
 
 
-def test_a_mixture_is_renormalised_over_who_was_heard() -> None:
+def test_of_a_mixed_unit_copies_are_kept_and_mixed_when_they_are_received() -> None:
     unit = MixedUnit([[0.5, 0.25, 0.25], [0, 1, 0], [0, 0, 1]])
-    # 1 did not send: (0.5 * 2 + 0.25 * 8) / 0.75 = 4
-    merged = merge_unit(unit, [(torch.tensor([0, 2]), column(2, 8))])
-    assert merged.value[:, 0].tolist() == [4, 0, 8]
+    merged = merge_unit(unit, [(torch.tensor([2]), column(8)), (torch.tensor([0, 1]), column(2, math.nan))])
     assert merged.heard.tolist() == [True, False, True]
+    assert merged.refused.tolist() == [False, False, True]
+    copies = merged.onto(column(-1, -4, -1))
+    assert copies[:, 0].tolist() == [2, -4, 8]  # 1 sent nothing that counts: what it sent before
+    assert mix(unit.matrix, copies).value[:, 0].tolist() == [0.5 * 2 - 0.25 * 4 + 0.25 * 8, -4, 8]
+    # without a copy of 1 the others share its part: (0.5 * 2 + 0.25 * 8) / 0.75, and nobody is in 1's own mixture
+    known = mix(unit.matrix * torch.tensor([True, False, True]), copies)
+    assert known.value[:, 0].tolist() == [4, 0, 8]
+    assert known.heard.tolist() == [True, False, True]
 
 
 def test_robust_rules_see_all_parts_together() -> None:

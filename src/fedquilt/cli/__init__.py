@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from fedquilt.cli import catalogue, compare, data, demo, onboard, report, run
+from fedquilt.cli.deploy import deploy_app
 from fedquilt.cli.interrupt import patient_ctrl_c
+from fedquilt.cli.output import complain, out, say_warnings
 from fedquilt.cli.settings import spread, with_port
-from fedquilt.cli.speak import complain, out, say_warnings
-from fedquilt.deploy.cli import deploy_app
 
 # Of click, or of the copy of it that newer versions of typer carry: the base of all that a command line does wrong.
 ClickException: Any = typer.BadParameter.__mro__[2]

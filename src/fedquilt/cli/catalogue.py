@@ -10,24 +10,24 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fedquilt._util.suggest import did_you_mean
+from fedquilt._util.wording import first_line
 from fedquilt.cli import options as opt
-from fedquilt.cli.speak import Refused, out, print_json
-from fedquilt.everyday import first_line
-from fedquilt.names import unknown
+from fedquilt.cli.output import Refused, out, print_json
 
 Entry = dict[str, Any]
 
 
 def entries(known: Iterable[tuple[str, Callable[..., Any]]], with_settings: bool = True) -> list[Entry]:
     """Name, first line and settings of things that can be made."""
-    from fedquilt.cli.settings import shelf_of
+    from fedquilt.cli.settings import spec_of
 
     made = []
     for name, thing in known:
         entry: Entry = {"name": name, "about": first_line(thing)}
         if with_settings:
-            shelf = shelf_of(thing)
-            entry["settings"] = {key: shelf.defaults.get(key) for key in shelf.hints}
+            spec = spec_of(thing)
+            entry["settings"] = {key: spec.defaults.get(key) for key in spec.hints}
         made.append(entry)
     return made
 
@@ -81,18 +81,24 @@ def merges() -> list[Entry]:
 KINDS: dict[str, Callable[[], list[Entry]]] = {
     "methods": methods, "scenarios": scenarios, "models": models, "readouts": readouts, "merges": merges,
 }  # fmt: skip
-Kind = Annotated[str, typer.Argument(metavar="KIND", help="methods, scenarios, models, readouts, merges or data.")]
+DATA = "data"
+Kind = Annotated[
+    str | None, typer.Argument(metavar="[KIND]", help="methods, scenarios, models, readouts, merges or data.")
+]
 
 
-def list_(kind: Kind, json: opt.AsJson = False) -> None:
+def list_(kind: Kind = None, json: opt.AsJson = False) -> None:
     """What there is: methods, scenarios, models, readouts, merges or data."""
-    if kind == "data":
+    if kind is None:
+        list_kinds(json)
+        return
+    if kind == DATA:
         from fedquilt.cli.data import list_data
 
         list_data(None, json)
         return
     if kind not in KINDS:
-        raise Refused(unknown(kind, [*KINDS, "data"], "list of"))
+        raise Refused(did_you_mean(kind, [*KINDS, DATA], "list of"))
     found = KINDS[kind]()
     if json:
         print_json([{**entry, "settings": _plain(entry.get("settings", {}))} for entry in found])
@@ -109,6 +115,21 @@ def list_(kind: Kind, json: opt.AsJson = False) -> None:
         out.print(table)
         if family:
             out.print()
+
+
+def list_kinds(json: bool) -> None:
+    """What there are lists of, and how many are in each."""
+    from fedquilt.data import SOURCES
+
+    found = {kind: (len(KINDS[kind]()), first_line(KINDS[kind])) for kind in KINDS}
+    found[DATA] = (len(SOURCES), "Every data set, and whether it is here.")
+    if json:
+        print_json([{"name": kind, "number": number, "about": about} for kind, (number, about) in found.items()])
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for kind, (number, about) in found.items():
+        table.add_row(Text(f"fedquilt list {kind}", style="bold"), str(number), Text(about))
+    out.print(table)
 
 
 def _told(entry: Entry) -> Text:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedquilt._util.suggest import did_you_mean
 from fedquilt.cli import options as opt
-from fedquilt.cli.board import Board
-from fedquilt.cli.comparison import ALONE, check_form, choose, compared, default_reference, show
-from fedquilt.cli.crew import Crew, News, how_many
-from fedquilt.cli.jobs import Job, sweep
-from fedquilt.cli.order import Choices
-from fedquilt.cli.speak import Refused, note
+from fedquilt.cli.comparison import ALONE, best_setting, check_form, compared, show
+from fedquilt.cli.output import Refused, note
+from fedquilt.cli.planned_runs import PlannedRun, sweep
+from fedquilt.cli.progress import ProgressBoard
+from fedquilt.cli.request import Choices
 from fedquilt.cli.watch import watched
-from fedquilt.names import unknown
+from fedquilt.cli.workers import WorkerEvent, WorkerPool, how_many
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -42,9 +42,16 @@ Jobs = Annotated[
 ]
 
 
+AlsoMethods = Annotated[
+    str | None, typer.Option("--methods", metavar="NAME,...", help="The same as METHOD..., with commas; or all.")
+]
+ALL = "all"
+
+
 def compare(
     scenario: opt.Scenario,
-    methods: opt.Methods,
+    methods: opt.Methods = None,
+    named: AlsoMethods = None,
     rounds: opt.Rounds = None,
     seed: opt.Seed = 0,
     seeds: opt.Seeds = 1,
@@ -69,17 +76,22 @@ def compare(
     """Run methods on the same clients and seeds, and say which differences are real.
 
     For example: fedquilt compare digits local fedavg modfl --seeds 3. Started again after a Ctrl-C or a kill it goes on
-    where it was; what is finished is not run again.
+    where it was; what is finished is not run again. With `all` in the place of methods it is all that the scenario
+    allows; those that refuse it say why, in a line each.
     """
     from fedquilt.methods.find import find
 
     numbers = range(seed, seed + seeds)
     choices = Choices(rounds, settings or (), readouts, merge, device, engine, clients_at_once, evaluate_every, numbers)
     check_form(form)
+    asked = [*(methods or ()), *(word.strip() for word in (named or "").split(",") if word.strip())]
+    methods = wanted(asked)
+    if not methods:
+        raise Refused("name the methods to compare, or all of them: fedquilt compare digits --methods all")
     names = [find(method).name for method in methods]
     reference = dict(zip(methods, names, strict=True)).get(reference or "", reference)  # as it was written above
     if reference is not None and reference not in names:
-        raise Refused(unknown(reference, names, "method in this comparison"))
+        raise Refused(did_you_mean(reference, names, "method in this comparison"))
     if target is not None and not 0 < target <= 1:
         raise Refused(f"--target {target}: give an accuracy above 0 and at most 1")
     if jobs is not None and jobs < 1:
@@ -88,67 +100,93 @@ def compare(
     everybody = [*methods, *([ALONE] if alone and ALONE not in names else [])]
     todo = sweep(scenario, everybody, choices, sweeps or ())
     folder = to or Path("runs") / f"compare-{Path(scenario.partition(':')[0]).stem}"
-    do(todo, folder, jobs, checkpoint_every, watch)
-    chosen = choose(todo, folder)
+    refused = do(todo, folder, jobs, checkpoint_every, watch, forgiving=ALL in asked)
+    todo, names = [job for job in todo if job.name not in refused], [name for name in names if name not in refused]
+    if not names:
+        raise Refused("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
+    reference = None if reference in refused else reference
+    chosen = best_setting(todo, folder)
     kept = [job for job in todo if job.variant == chosen[job.name].variant]
     write_list(folder, kept)
     table = compared(
         {name: [folder / job.folder for job in kept if job.name == name] for name in names},
         [folder / job.folder for job in kept if job.name == ALONE] if alone else [],
-        reference or default_reference(names),
+        reference,
         target,
     )
     swept = [choice for choice in chosen.values() if choice.among > 1]
-    table = replace(table, notes=(*table.notes, *map(str, swept)))
+    left_out = [f"left out is {name}: {reason.rstrip('.')}" for name, reason in refused.items()]
+    table = replace(table, notes=(*table.notes, *map(str, swept), *left_out))
     show(table, form, json, folder=str(folder), chosen={c.method: c.label for c in swept})
     if not json and form == "text":
         note(f"Kept in {folder}; look at it with: fedquilt report {folder}")
 
 
-def do(todo: Sequence[Job], folder: Path, jobs: int | None, checkpoint_every: int, watch: int | None) -> None:
-    """Do all runs that are not finished yet; a Ctrl-C lets rounds end, keeps them and says how to go on."""
-    from fedquilt.federation import pick_device
-    from fedquilt.run import first_ctrl_c
+def wanted(asked: Sequence[str]) -> list[str]:
+    """The methods that were asked for, all of the library in the place of `all`.
+
+    >>> wanted(["all", "mine.py:Mine"])[-2:], wanted(["fedavg"])
+    (['fedproto', 'mine.py:Mine'], ['fedavg'])
+    """
+    from fedquilt.methods import METHODS
+
+    return list(dict.fromkeys([*METHODS, *(word for word in asked if word != ALL)])) if ALL in asked else list(asked)
+
+
+def do(
+    todo: Sequence[PlannedRun], folder: Path, jobs: int | None, checkpoint_every: int, watch: int | None,
+    forgiving: bool = False,
+) -> dict[str, str]:  # fmt: skip
+    """Do all runs that are not finished yet; a Ctrl-C lets rounds end, keeps them and says how to go on.
+
+    A run that fails ends it all, or, where it is forgiving, leaves out its method: the reasons are given back by name.
+    """
+    from fedquilt.core.federation import pick_device
+    from fedquilt.runs.run import first_ctrl_c
 
     left = [job for job in todo if not (folder / job.folder / "summary.json").is_file()]
+    refused: dict[str, str] = {}
     if not left:
-        return
+        return refused
     folder.mkdir(parents=True, exist_ok=True)
     write_list(folder, todo)
     device, engine = pick_device(left[0].hardware["device"]).type, left[0].hardware["engine"]
-    crew = Crew(how_many(jobs, len(left), device, engine), folder, checkpoint_every)
+    pool = WorkerPool(how_many(jobs, len(left), device, engine), folder, checkpoint_every)
     lines = _Lines(done=len(todo) - len(left), of=len(todo))
     try:
         with lines, watched(watch, folder), first_ctrl_c(True) as asked_to_stop:
-            for news in crew.work(left):
+            for news in pool.work(left):
                 if news is not None:
                     lines.hear(news)
-                if news is not None and news.told == "failed" and not crew.stopping:
+                if news is not None and news.told == "failed" and forgiving:
+                    refused.setdefault(news.job.name, news.text)
+                elif news is not None and news.told == "failed" and not pool.stopping:
                     lines.failed = news
-                    crew.stop()
-                if asked_to_stop and not crew.stopping:
+                    pool.stop()
+                if asked_to_stop and not pool.stopping:
                     note("stopping: the rounds under way end and are kept; Ctrl-C again ends at once")
-                    crew.stop()
+                    pool.stop()
     finally:
-        crew.close()
+        pool.close()
     again = f"{lines.finished} of {len(todo)} runs are finished; the same command goes on from there"
     if lines.failed is not None:
         raise Refused(f"{lines.failed.job.folder}: {lines.failed.text}. {again}")
-    if crew.stopping:
+    if pool.stopping:
         note(f"stopped; {again}")
         raise typer.Exit(130)
+    return refused
 
 
-def write_list(folder: Path, jobs: Sequence[Job]) -> None:
+def write_list(folder: Path, jobs: Sequence[PlannedRun]) -> None:
     """Write down which runs the comparison is of, for the page."""
-    from fedquilt.files import write_text
-    from fedquilt.report.files import COMPARISON
+    from fedquilt._util.files import write_text
+    from fedquilt.report.read_runs import COMPARISON
 
     told: dict[str, Any] = {"runs": [job.folder for job in jobs], "settings": {job.folder: job.label for job in jobs}}
     write_text(folder / COMPARISON, json_.dumps(told, indent=1) + "\n")
 
 
-class _Lines(Board):
+class _Lines(ProgressBoard):
     """A bar for all runs, and one for each that is under way."""
 
     def __init__(self, done: int, of: int) -> None:
@@ -156,10 +194,10 @@ class _Lines(Board):
         self.all = self.progress.add_task("runs".ljust(10), total=of, completed=done, told="")
         self.finished = done
         self.lines: dict[str, TaskID] = {}
-        self.failed: News | None = None
+        self.failed: WorkerEvent | None = None
         self.warned: set[str] = set()
 
-    def hear(self, news: News) -> None:
+    def hear(self, news: WorkerEvent) -> None:
         """Draw what a worker told."""
         job = news.job
         if news.told == "started":

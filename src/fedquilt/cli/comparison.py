@@ -7,28 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from fedquilt.cli.speak import Refused, out, print_json
-from fedquilt.names import unknown
+from fedquilt._util.suggest import did_you_mean
+from fedquilt.cli.output import Refused, out, print_json
 
 if TYPE_CHECKING:
-    from fedquilt.cli.jobs import Job
+    from fedquilt.cli.planned_runs import PlannedRun
     from fedquilt.report.compare import Comparison
 
 FORMS = ("text", "csv", "latex", "markdown")
 ALONE = "local"
-
-
-def default_reference(methods: Sequence[str]) -> str | None:
-    """What methods are set against where nothing is said: fedavg, else the clients alone, else the first.
-
-    >>> default_reference(["local", "fedavg", "modfl"]), default_reference(["modfl"])
-    ('fedavg', None)
-    """
-    if len(methods) < 2:
-        return None
-    return next((name for name in ("fedavg", ALONE) if name in methods), methods[0])
 
 
 @dataclass(frozen=True)
@@ -46,9 +33,9 @@ class Choice:
         return f"{self.method}: {self.label or 'as it is'} is the best of {self.among} settings ({score})"
 
 
-def choose(jobs: Sequence[Job], folder: Path) -> dict[str, Choice]:
+def best_setting(jobs: Sequence[PlannedRun], folder: Path) -> dict[str, Choice]:
     """For every method the settings with the highest mean over clients and seeds on validation data, never on test."""
-    variants: dict[str, dict[str, list[Job]]] = {}
+    variants: dict[str, dict[str, list[PlannedRun]]] = {}
     for job in jobs:
         variants.setdefault(job.name, {}).setdefault(job.variant, []).append(job)
     chosen = {}
@@ -63,9 +50,11 @@ def choose(jobs: Sequence[Job], folder: Path) -> dict[str, Choice]:
     return chosen
 
 
-def _validated(jobs: Sequence[Job], folder: Path) -> float:
+def _validated(jobs: Sequence[PlannedRun], folder: Path) -> float:
     """The mean over seeds and clients of the last accuracy on validation data, with the read-out a method reports."""
-    from fedquilt.report.files import read_run
+    import numpy as np
+
+    from fedquilt.report.read_runs import read_run
     from fedquilt.report.statistics import without_noise
 
     scores = []
@@ -82,9 +71,9 @@ def compared(
     folders: Mapping[str, Sequence[Path]], alone: Sequence[Path], reference: str | None, target: float | None
 ) -> Comparison:
     """What the runs of each method, one a seed, say against each other; `alone` are the runs of the clients alone."""
-    from fedquilt.report.files import read_run
-    from fedquilt.report.views import Group, measured
-    from fedquilt.report.views import compared as compare
+    from fedquilt.report.comparison_data import Group, measured
+    from fedquilt.report.comparison_data import compared as compare
+    from fedquilt.report.read_runs import read_run
 
     groups = [Group(name, [read_run(folder) for folder in mine]) for name, mine in folders.items()]
     found = measured(groups)
@@ -99,7 +88,7 @@ def compared(
 def check_form(form: str) -> None:
     """Refuse a format that nobody knows."""
     if form not in FORMS:
-        raise Refused(unknown(form, FORMS, "format"))
+        raise Refused(did_you_mean(form, FORMS, "format"))
 
 
 def show(comparison: Comparison, form: str, json: bool = False, **more: Any) -> None:
@@ -109,6 +98,6 @@ def show(comparison: Comparison, form: str, json: bool = False, **more: Any) -> 
     if json:
         print_json({"methods": records(comparison), "notes": list(comparison.notes), **more})
     elif form == "text":
-        out.print(as_text(comparison))
+        out.print(as_text(comparison, out.width))
     else:
         print(FORMATS[form](comparison), end="")

@@ -9,9 +9,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fedquilt._util.suggest import did_you_mean
 from fedquilt.cli import options as opt
-from fedquilt.cli.speak import Refused, out, print_json
-from fedquilt.names import unknown
+from fedquilt.cli.output import Refused, out, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: what is here, and fetching what is not.")
 Folder = Annotated[
@@ -59,7 +59,7 @@ def get_data(
     from fedquilt.data import SOURCES, get
 
     if name not in SOURCES:
-        raise Refused(unknown(name, SOURCES, "data set"))
+        raise Refused(did_you_mean(name, SOURCES, "data set"))
     row = get(name, data_dir, again=again)
     where = "comes with scikit-learn; nothing to fetch" if row.path is None else f"is in {row.path} ({size(row.size)})"
     out.print(Text(f"{row.name} {where}"), soft_wrap=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedquilt.cli import options as opt
-from fedquilt.cli.board import Board, Outcome, Stopped
-from fedquilt.cli.order import Choices, take_order
-from fedquilt.cli.picture import save
-from fedquilt.cli.speak import note, out, print_json
+from fedquilt.cli.output import note, out, print_json
+from fedquilt.cli.progress import Outcome, ProgressBoard, Stopped
+from fedquilt.cli.request import Choices, take_request
+from fedquilt.cli.svg import save
 from fedquilt.cli.tables import summary_table, what_it_says
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def demo(
 ) -> None:
     """Five methods side by side on handwritten digits, in under a minute, and the quilt of who shares what."""
     choices = Choices(rounds, device=device, engine=engine, evaluate_every=2, seeds=(seed,))
-    order = take_order("digits", METHODS, choices)
+    order = take_request("digits", METHODS, choices)
     scenario = order.scenario(seed)
     outcomes: list[Outcome] = []
-    with Board() as board:
+    with ProgressBoard() as board:
         for method in order.methods:
             try:
                 outcome = board.run(order, scenario, method, seed, method.name, readouts=("received",))

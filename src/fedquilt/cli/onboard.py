@@ -9,12 +9,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fedquilt._util.wording import percent
 from fedquilt.cli import options as opt
-from fedquilt.cli.speak import Refused, out, print_json
-from fedquilt.everyday import percent
+from fedquilt.cli.output import Refused, out, print_json
 
 if TYPE_CHECKING:
-    from fedquilt.onboard import Onboarded
+    from fedquilt.runs.onboarding import Onboarded
 
 Data = Annotated[
     Path,
@@ -41,7 +41,7 @@ def onboard(
 
     For example: fedquilt onboard runs/modfl watch-9.npz --traits device=gen1 cohort=north --fine-tune 2
     """
-    from fedquilt.onboard import onboard as join
+    from fedquilt.runs.onboarding import onboard as join
 
     joined = join(folder, client, traits=declared(traits or []), visits=visits, fine_tune=fine_tune, trust=trust)
     place = joined.save(to or folder / "onboarded" / joined.name)

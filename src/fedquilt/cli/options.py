@@ -6,16 +6,23 @@ from typing import Annotated
 
 import typer
 
-from fedquilt.cli.speak import Refused
+from fedquilt.cli.output import Refused
 
 Scenario = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A name (fedquilt list scenarios), or path/to/file.py:function.")
 ]
 MethodName = Annotated[
-    str, typer.Argument(metavar="METHOD", help="A name (fedquilt list methods), or path/to/file.py:Class.")
+    str | None, typer.Argument(metavar="METHOD", help="A name (fedquilt list methods), or path/to/file.py:Class.")
+]
+ScenarioOrConfig = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCENARIO", help="A name (fedquilt list scenarios), path/to/file.py:function, or a .toml of a run."
+    ),
 ]
 Methods = Annotated[
-    list[str], typer.Argument(metavar="METHOD...", help="Names (fedquilt list methods), or path/to/file.py:Class.")
+    list[str] | None,
+    typer.Argument(metavar="METHOD...", help="Names (fedquilt list methods), path/to/file.py:Class, or all."),
 ]
 Rounds = Annotated[
     int | None, typer.Option("--rounds", "-r", metavar="N", help="Rounds; the scenario says how many otherwise.")

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from fedquilt.cli.comparison import check_form, show
-from fedquilt.cli.speak import Refused, note, out
+from fedquilt.cli.output import Refused, note, out
 
 if TYPE_CHECKING:
     from fedquilt.report.compare import Comparison
@@ -60,9 +60,9 @@ def tables(folders: list[Path], form: str, to: Path | None, reference: str | Non
 
 def comparisons(folders: list[Path], reference: str | None, target: float | None) -> dict[str, Comparison]:
     """The comparison of the methods of each scenario that the runs are of; what is still going on is left out."""
-    from fedquilt.report.figures import grouped
-    from fedquilt.report.files import read_run, run_folders
-    from fedquilt.report.views import compared, measured
+    from fedquilt.report.comparison_data import compared, measured
+    from fedquilt.report.page_content import grouped
+    from fedquilt.report.read_runs import read_run, run_folders
 
     paths = [path for folder in folders for path in run_folders(folder)]
     over = [path for path in paths if (path / "summary.json").is_file()]

@@ -1,4 +1,4 @@
-"""`fedquilt run SCENARIO METHOD`, and `fedquilt resume DIR` to go on with one."""
+"""`fedquilt run SCENARIO METHOD`, `fedquilt run config.toml`, and `fedquilt resume DIR` to go on with one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedquilt._util.suggest import did_you_mean
 from fedquilt.cli import options as opt
-from fedquilt.cli.board import Board, Outcome
-from fedquilt.cli.order import Choices, take_order
-from fedquilt.cli.speak import Refused, note, out, print_json
+from fedquilt.cli.config import Config, read_config
+from fedquilt.cli.output import Refused, note, out, print_json
+from fedquilt.cli.progress import Outcome, ProgressBoard
+from fedquilt.cli.request import Choices, take_request
 from fedquilt.cli.tables import summary_table, what_it_says
 from fedquilt.cli.watch import watched
-from fedquilt.names import unknown
 
 if TYPE_CHECKING:
-    from fedquilt.federation import Callback
+    from fedquilt.core.federation import Callback
 
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Where the run is kept; runs/SCENARIO-METHOD-TIME otherwise.")
@@ -32,8 +33,9 @@ Quilted = Annotated[bool, typer.Option("--quilt", help="Draw the last plan: a ro
 
 
 def run(
-    scenario: opt.Scenario,
-    method: opt.MethodName,
+    context: typer.Context,
+    scenario: opt.ScenarioOrConfig,
+    method: opt.MethodName = None,
     rounds: opt.Rounds = None,
     seed: opt.Seed = 0,
     settings: opt.Settings = None,
@@ -50,21 +52,33 @@ def run(
     watch: opt.Watch = None,
     track: Track = None,
     quilt: Quilted = False,
+    trust: opt.Trust = False,
     json: opt.AsJson = False,
 ) -> None:
     """Run a method on a scenario and say what came of it.
 
-    For example: fedquilt run digits fedprox --rounds 10 --set clients=16 mu=0.1
+    For example: fedquilt run digits fedprox --rounds 10 --set clients=16 mu=0.1. With the .toml of a run in the place
+    of both, fedquilt run runs/first/run.toml, that run is repeated, with what else is said here on top.
     """
-    choices = Choices(rounds, settings or (), readouts, merge, device, engine, clients_at_once, evaluate_every, (seed,))
-    order = take_order(scenario, [method], choices)
-    opt.check_checkpoints(checkpoint_every)
-    made, name = order.scenario(seed), order.methods[0].name
-    folder = (out_dir or fresh_folder(made.name, name)) if keep else None
-    more = trackers(track, folder, f"{made.name} {name} seed {seed}")
-    kept: dict[str, Any] = {"alone": alone, "out": folder, "checkpoint_every": checkpoint_every}
-    with watched(watch, folder), Board() as board:
-        outcome = board.run(order, made, order.methods[0], seed, name, also=more, **kept)
+    at: dict[str, Any] = dict(context.params)
+    config = config_for(scenario, method, trust) if scenario.endswith(".toml") else None
+    if config is None and method is None:
+        raise Refused(f"name the method to run on '{scenario}' (fedquilt list methods)")
+    said = _said(context)
+    at |= {} if config is None else {key: value for key, value in config.options.items() if key not in said}
+    choices = Choices(
+        at["rounds"], settings or (), readouts, at["merge"], at["device"], at["engine"], at["clients_at_once"],
+        at["evaluate_every"], (at["seed"],),
+    )  # fmt: skip
+    order = take_request(scenario, [str(method)], choices) if config is None else config.request(choices)
+    opt.check_checkpoints(at["checkpoint_every"])
+    built_with = config.scenario_seed if config is not None and "seed" not in said else None
+    made, name = order.scenario(at["seed"] if built_with is None else built_with), order.methods[0].name
+    folder = (at["out_dir"] or fresh_folder(made.name, name)) if keep else None
+    more = trackers(track, folder, f"{made.name} {name} seed {at['seed']}")
+    kept: dict[str, Any] = {"alone": at["alone"], "out": folder, "checkpoint_every": at["checkpoint_every"]}
+    with watched(watch, folder), ProgressBoard() as board:
+        outcome = board.run(order, made, order.methods[0], at["seed"], name, also=more, **kept)
     tell(outcome, folder, quilt, json)
 
 
@@ -76,23 +90,36 @@ def resume(
     json: opt.AsJson = False,
 ) -> None:
     """Go on with a run that was interrupted, to the same bits as if it had not been."""
-    from fedquilt.disk import RunFolder
-    from fedquilt.run import resume as go_on
+    from fedquilt.runs.folder import RunFolder
+    from fedquilt.runs.run import resume as go_on
 
     known = RunFolder(folder).read_settings()
-    with watched(watch, folder), Board() as board:
+    with watched(watch, folder), ProgressBoard() as board:
         rounds, name = known["training"]["rounds"], known["method"]["name"]
         outcome = board.resume(name, rounds, lambda callbacks: go_on(folder, callbacks=callbacks, trust=trust))
     tell(outcome, folder, quilt, json)
 
 
+def config_for(path: str, method: str | None, trust: bool) -> Config:
+    """The configuration in a file, which names its method itself."""
+    if method is not None:
+        raise Refused(f"{path} says which method it runs; leave '{method}' out, or name a scenario")
+    return read_config(Path(path), trust)
+
+
+def _said(context: typer.Context) -> set[str]:
+    """The options that were said on the command line, not those that have their defaults."""
+    sources = {key: context.get_parameter_source(key) for key in context.params}
+    return {key for key, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
 def trackers(names: list[str] | None, folder: Path | None, title: str) -> list[Callback]:
     """The loggers of these names."""
-    from fedquilt.track import TRACKERS, mlflow, tensorboard
+    from fedquilt.runs.trackers import TRACKERS, mlflow, tensorboard
 
     for name in names or ():
         if name not in TRACKERS:
-            raise Refused(unknown(name, TRACKERS, "tracker"))
+            raise Refused(did_you_mean(name, TRACKERS, "tracker"))
     made: list[Callback] = []
     if "tensorboard" in (names or ()):
         made.append(tensorboard((folder or Path("runs")) / "tensorboard"))
@@ -133,6 +160,8 @@ def show(outcome: Outcome, quilt: bool) -> None:
     out.print(summary_table([summary]))
     out.print()
     out.print(what_it_says(summary), style="dim")
+    if "trouble" in summary:
+        note(summary["trouble"])
     if summary["refused_updates"]:
         note(f"{summary['refused_updates']} updates were refused since they held NaN, infinite or misshapen values")
     out.print(f"\nWho shares what (engine {summary['engine']} on {summary['device']}):")

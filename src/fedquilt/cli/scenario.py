@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedquilt.cli.speak import Refused
-from fedquilt.names import unknown
+from fedquilt._util.suggest import did_you_mean
+from fedquilt.cli.output import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def find(name: str) -> Source:
     >>> find("digitz")
     Traceback (most recent call last):
     ...
-    fedquilt.cli.speak.Refused: there is no scenario 'digitz'; did you mean 'digits'?
+    fedquilt.cli.output.Refused: there is no scenario 'digitz'; did you mean 'digits'?
     """
     from fedquilt.scenarios import SCENARIOS
     from fedquilt.scenarios.own import function_of, split_address
@@ -56,5 +56,5 @@ def find(name: str) -> Source:
     if place is not None:
         return Source(name, function_of(*place), own=True)
     if name not in SCENARIOS:
-        raise Refused(unknown(name, SCENARIOS, "scenario"))
+        raise Refused(did_you_mean(name, SCENARIOS, "scenario"))
     return Source(name, SCENARIOS[name])

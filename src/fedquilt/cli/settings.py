@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedquilt.cli.speak import Refused
-from fedquilt.everyday import settings_of
-from fedquilt.names import unknown
+from fedquilt._util.suggest import did_you_mean
+from fedquilt._util.wording import settings_of
+from fedquilt.cli.output import Refused
 
 MANY = ("--set", "--sweep", "--traits")  # options that take several words
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -55,18 +55,18 @@ def with_port(words: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Shelf:
+class SettingSpec:
     """The settings one part of the work knows: their types and their defaults."""
 
     hints: Mapping[str, Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-def shelf_of(thing: Callable[..., Any]) -> Shelf:
+def spec_of(thing: Callable[..., Any]) -> SettingSpec:
     """The settings of a function or a dataclass.
 
-    >>> from fedquilt.training.settings import Training
-    >>> shelf_of(Training).hints["lr"]
+    >>> from fedquilt.engines.settings import Training
+    >>> spec_of(Training).hints["lr"]
     <class 'float'>
     """
     named = settings_of(thing)
@@ -79,47 +79,49 @@ def shelf_of(thing: Callable[..., Any]) -> Shelf:
         if callable(value.default_factory):
             defaults[key] = value.default_factory()
     guesses = {key: Any if defaults.get(key) is None else type(defaults[key]) for key in named}
-    return Shelf({key: told.get(key, guesses[key]) for key in named}, defaults)
+    return SettingSpec({key: told.get(key, guesses[key]) for key in named}, defaults)
 
 
-def route(words: Sequence[str], shelves: Mapping[str, Shelf], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Each setting, as a value, on the shelf of the part it is for; `methods` names the shelves that are methods.
+def assign(words: Sequence[str], specs: Mapping[str, SettingSpec], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each setting, as a value, for the part that knows it; `methods` names the parts that are methods.
 
-    >>> shelves = {"scenario": Shelf({"clients": int}), "fedprox": Shelf({"mu": float})}
-    >>> route(["clients=8", "mu=0.1"], shelves, ["fedprox"])
+    >>> specs = {"scenario": SettingSpec({"clients": int}), "fedprox": SettingSpec({"mu": float})}
+    >>> assign(["clients=8", "mu=0.1"], specs, ["fedprox"])
     {'scenario': {'clients': 8}, 'fedprox': {'mu': 0.1}}
     """
-    placed: dict[str, dict[str, Any]] = {name: {} for name in shelves}
+    placed: dict[str, dict[str, Any]] = {name: {} for name in specs}
     for word in words:
         path, equals, text = word.partition("=")
         if not equals or not path or not text:
             raise Refused(f"'{word}' is not a setting; write key=value, as in --set lr=0.05")
-        owners, key, inner = _owners(path.split("."), shelves, methods)
+        owners, key, inner = _owners(path.split("."), specs, methods)
         for owner in owners:
-            shelf = shelves[owner]
+            spec = specs[owner]
             if inner is None:
-                placed[owner][key] = convert(text, shelf.hints[key], path)
+                placed[owner][key] = convert(text, spec.hints[key], path)
             else:
-                so_far = placed[owner].get(key, shelf.defaults.get(key))
-                entry = {inner: convert(text, _inside(shelf.hints[key], path), path)}
+                so_far = placed[owner].get(key, spec.defaults.get(key))
+                entry = {inner: convert(text, _inside(spec.hints[key], path), path)}
                 placed[owner][key] = {**(so_far if isinstance(so_far, Mapping) else {}), **entry}
     return placed
 
 
-def _owners(path: list[str], shelves: Mapping[str, Shelf], methods: Sequence[str]) -> tuple[list[str], str, str | None]:
-    """Which shelves a dotted key is for, the key there, and the entry of a mapping where one is named."""
-    groups = {**{name: [name] for name in shelves}, "method": list(methods)}
+def _owners(
+    path: list[str], specs: Mapping[str, SettingSpec], methods: Sequence[str]
+) -> tuple[list[str], str, str | None]:
+    """Which parts a dotted key is for, the key there, and the entry of a mapping where one is named."""
+    groups = {**{name: [name] for name in specs}, "method": list(methods)}
     if path[0] in groups and len(path) > 1:
         within, path = groups[path[0]], path[1:]
     else:
-        within = list(shelves)
+        within = list(specs)
     if len(path) > 2:
         raise Refused(f"'{'.'.join(path)}' has too many dots; a setting is key=value or key.entry=value")
     key, inner = path[0], path[1] if len(path) == 2 else None
-    owners = [name for name in within if key in shelves[name].hints]
+    owners = [name for name in within if key in specs[name].hints]
     if not owners:
-        known = dict.fromkeys(k for name in within for k in shelves[name].hints)
-        raise Refused(unknown(key, known, "setting"))
+        known = dict.fromkeys(k for name in within for k in specs[name].hints)
+        raise Refused(did_you_mean(key, known, "setting"))
     kinds = {"method" if name in methods else name for name in owners}
     if len(kinds) > 1:
         ways = " or ".join(f"{name}.{key}=..." for name in owners)
@@ -138,7 +140,7 @@ def convert(text: str, hint: Any, key: str) -> Any:
         return _any_of(text, inner, key)
     if origin is Literal:
         if text not in inner:
-            raise Refused(unknown(text, [str(word) for word in inner], f"value of {key}"))
+            raise Refused(did_you_mean(text, [str(word) for word in inner], f"value of {key}"))
         return text
     if isinstance(origin, type) and issubclass(origin, collections.abc.Mapping):
         raise Refused(f"{key} has several entries: set one at a time, as in {key}.name=value")

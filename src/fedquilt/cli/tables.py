@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedquilt.everyday import megabytes, percent
+from fedquilt._util.wording import megabytes, percent
 
 Summary = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedquilt.cli.speak import Refused, note
+from fedquilt.cli.output import Refused, note
 
 HOST = "127.0.0.1"
 EVERY = 2.0  # seconds between two looks

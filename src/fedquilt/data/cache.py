@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedquilt._util.files import written_whole
 from fedquilt.data.dataset import PER_SAMPLE, Dataset
 from fedquilt.data.errors import DataDamaged, DataError
 from fedquilt.data.npz import read_arrays
 from fedquilt.data.source import Source
-from fedquilt.files import written_whole
 
 _NAMES = ("label_names", "coarse_names")
 _RANKS = {"images": (3, 4), "windows": (3,), "stream": (2,)}

@@ -10,10 +10,10 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from fedquilt._util.files import written_whole
 from fedquilt.data.archives import refuse
 from fedquilt.data.errors import DataDamaged, DataMissing
 from fedquilt.data.source import Archive
-from fedquilt.files import written_whole
 
 SUMS = "SHA256SUMS"  # checksums of first downloads, in the format of the sha256sum command
 

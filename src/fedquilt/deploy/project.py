@@ -11,47 +11,57 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fedquilt.files import write_text
-from fedquilt.toml import to_toml
+from fedquilt._util.files import write_text
+from fedquilt._util.toml import to_toml
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 FEDERATION, CLIENT = "federation.toml", "client.toml"
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """When a round is over: all have answered, or `timeout` seconds have passed and at least the share `quorum` of the
-    asked clients has answered; with fewer the round is repeated, at most `attempts` times in a row."""
+    """When a round is over: all have answered; or the share `quorum` of the asked clients has, and `grace` seconds more
+    have passed; or `timeout` seconds have. With fewer than a quorum the round is repeated, at most `attempts` times in
+    a row. Who was silent twice in a row is not asked for 1, 2, 4, ... rounds. Where a round takes some of the clients,
+    `spare` asks for that share more, and takes those who answer first."""
 
     timeout: float = 300.0
     quorum: float = 0.5
     attempts: int = 10
+    grace: float = 60.0
+    spare: float = 0.0
 
     def __post_init__(self) -> None:
+        if not self.grace >= 0 or not 0 <= self.spare <= 1:
+            raise ValueError("[rounds]: grace must be 0 or more seconds and spare a share in [0, 1]")
         if not self.timeout > 0 or not 0 < self.quorum <= 1 or self.attempts < 1:
             raise ValueError("[rounds]: timeout and attempts must be above 0 and quorum a share in (0, 1]")
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """How values travel. `largest_change` bounds an update: one whose norm is that many times the norm of what the
-    client was sent (or of 1, where that is smaller) is refused."""
+    """How values travel, and what is too much. An update is refused whose difference to what the client was sent has
+    `largest_change` times the norm of that (or of ones), or is `most_times_others` times what is usual in the round. A
+    client may declare `most_samples` samples, and counts for at most `most_times_median` times the median."""
 
     dtype: Literal["float32", "float16"] = "float32"
     largest_change: float = 1000.0
+    most_times_others: float = 30.0
+    most_samples: int = 1_000_000
+    most_times_median: float = 10.0
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "float16"):
             raise ValueError(f"[transfer]: dtype '{self.dtype}' is not known; take float32 or float16")
         if not self.largest_change > 1:
             raise ValueError("[transfer]: largest_change must be above 1")
+        if not self.most_times_others > 1 or not self.most_times_median >= 1 or self.most_samples < 1:
+            raise ValueError("[transfer]: most_times_others must be above 1, the other bounds at least 1")
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Terms:
+class FederationSpec:
     """What a federation is about, as far as its server may know: never a client's data."""
 
     scenario: str = "own"
@@ -107,7 +117,7 @@ class Project:
     server: Address
     rounds: Rounds
     transfer: Transfer
-    terms: Terms
+    spec: FederationSpec
     clients: tuple[str, ...]
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # how the server builds each architecture
 
@@ -121,7 +131,7 @@ class Project:
             )
         with path.open("rb") as file:
             content = tomllib.load(file)
-        known = {"server": Address, "rounds": Rounds, "transfer": Transfer, "scenario": Terms}
+        known = {"server": Address, "rounds": Rounds, "transfer": Transfer, "scenario": FederationSpec}
         tables: dict[str, Any] = {}
         for name, kind in known.items():
             try:
@@ -150,7 +160,7 @@ class Project:
             "server": asdict(self.server),
             "rounds": asdict(self.rounds),
             "transfer": asdict(self.transfer),
-            "scenario": asdict(self.terms),
+            "scenario": asdict(self.spec),
             "models": self.models,
         }
         write_toml(self.folder / FEDERATION, content)
@@ -176,14 +186,21 @@ class Project:
 
     def nodes(self) -> dict[int, str]:
         """Flower's number of each registered client -> its name."""
-        path = self.server_folder / "nodes.json"
-        if not path.is_file():
-            return {}
-        return {int(number): name for number, name in json.loads(path.read_text()).items()}
+        return _numbered(self.server_folder / "nodes.json")
 
-    def write_nodes(self, nodes: Mapping[int, str]) -> None:
-        """Keeps the numbers that clients were registered under."""
-        write_text(self.server_folder / "nodes.json", json.dumps({str(k): v for k, v in nodes.items()}))
+    def registered(self) -> dict[int, str]:
+        """Flower's number of each registered client -> the public key it was registered with."""
+        return _numbered(self.server_folder / "registered.json")
+
+    def write_nodes(self, nodes: Mapping[int, str], keys: Mapping[int, str]) -> None:
+        """Keeps the numbers and keys that clients were registered under."""
+        for file, content in (("registered.json", keys), ("nodes.json", nodes)):
+            write_text(self.server_folder / file, json.dumps({str(k): v for k, v in content.items()}))
+
+
+def _numbered(path: Path) -> dict[int, str]:
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    return {int(number): text for number, text in found.items()}
 
 
 @dataclass(frozen=True)
@@ -201,6 +218,7 @@ class Node:
     model: Mapping[str, Any]
     changes: Mapping[str, Mapping[str, Any]]
     allow: tuple[str, ...] = ()  # addresses of methods beside the library's that the device's owner lets it run
+    classes: int = 0  # of the federation; 0 where an older folder does not say
 
     @staticmethod
     def read(folder: Path) -> Node:
@@ -230,6 +248,7 @@ class Node:
             model=content["model"],
             changes=content.get("changes", {}),
             allow=tuple(allow),
+            classes=int(content.get("classes", 0)),
         )
 
     @property
@@ -251,32 +270,6 @@ def warning(tls: bool, authentication: bool) -> str | None:
     if not authentication:
         return "Node authentication is OFF: everybody who holds the CA certificate can join under any name."
     return None
-
-
-def plain_name(name: object, longest: int = 150) -> bool:
-    """Whether a text can be the name of a file or folder and nothing else.
-
-    >>> plain_name("digits-modfl-0"), plain_name("../x"), plain_name("")
-    (True, False, False)
-    """
-    return isinstance(name, str) and len(name) <= longest and _NAME.fullmatch(name) is not None
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Client names become folder names, so they are plain.
-
-    >>> check_names(["phone-1", "../x"])
-    Traceback (most recent call last):
-    ...
-    ValueError: the client name '../x' cannot be a folder; use letters, digits, '.', '_' and '-', at most 64
-    """
-    for name in names:
-        if not plain_name(name, 64):
-            raise ValueError(
-                f"the client name '{name}' cannot be a folder; use letters, digits, '.', '_' and '-', at most 64"
-            )
-    if len(set(names)) < len(names):
-        raise ValueError("two clients have the same name; names must be unique")
 
 
 def write_toml(path: Path, content: Mapping[str, Any]) -> None:

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from fedquilt.me import Me
-from fedquilt.messages import Member, Roster
-from fedquilt.methods.base import State
+from fedquilt.engines.objective import Batch, Learner, Objective, cross_entropy
+from fedquilt.families.parts import Parts
+from fedquilt.interface.me import Me
+from fedquilt.interface.messages import ClientInfo, Roster
+from fedquilt.interface.method import State
+from fedquilt.interface.steps import Do, Install, Step, Train
+from fedquilt.layers.prepare import cross_entropies
 from fedquilt.methods.fedavg import FedAvg
-from fedquilt.parts import Parts
 from fedquilt.sharing import Plan, nobody
-from fedquilt.steps import Do, Install, Step, Train
-from fedquilt.training.layers import cross_entropies
-from fedquilt.training.objective import Batch, Learner, Objective, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class APFL(FedAvg):
             other = "local" if self.alpha else "fedavg"
             raise ValueError(f"APFL with alpha={self.alpha} mixes nothing: use the method '{other}'")
 
-    def parts(self, model: nn.Module, member: Member, classes: int) -> Parts:
+    def parts(self, model: nn.Module, member: ClientInfo, classes: int) -> Parts:
         tracking = [m for m in model.modules() if isinstance(getattr(m, "running_mean", None), Tensor)]
         if self.mix == "weights" and tracking:
             raise ValueError(

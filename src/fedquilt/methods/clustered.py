@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.messages import Roster, Updates
-from fedquilt.methods.base import Method, State
+from fedquilt.interface.messages import Roster, Updates
+from fedquilt.interface.method import Method, State
 from fedquilt.sharing import PRIVATE, Plan, UnitPlan, circles_by_trait, cosine_distance, mean
 
 

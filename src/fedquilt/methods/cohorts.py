@@ -7,17 +7,27 @@ heard yet; `first`, for each task the value that all its clients started from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
-from fedquilt.messages import Updates
+from fedquilt.families.layout import Signature
+from fedquilt.interface.me import Me
+from fedquilt.interface.messages import Updates
+from fedquilt.layers.prepare import cross_entropies
 from fedquilt.sharing import affinity, circles_by_trait, cluster_updates, cosine_distance, group_by_affinity, keep_ids
-from fedquilt.sharing.circles import Linkage
-from fedquilt.sharing.sums import finite_rows
-from fedquilt.stacks import Signature
+from fedquilt.sharing.evidence import Evidence, agglomerate, evidence
+from fedquilt.sharing.grouping import Linkage
+from fedquilt.sharing.sketch import sketch
+from fedquilt.sharing.weighted_sums import finite_rows
+
+_LOOKED_AT, _SKETCH = 512, 256  # samples at most for a direction, and the numbers that it is sent as
+_LAM = 1.0  # a disagreement counts in full: training by itself in a round makes up for none of it
+_DOUBT = 1.5  # times the noise that was measured: that of few may be less than there is, and sharing is the rule
+_TOGETHER = 4  # neighbours go to one half together: windows of a signal overlap those next to them
 
 Known = dict[str, Any]
 Task = tuple[tuple[str, Signature], ...]  # the units of a client's module with their shapes; clients of one may share
@@ -33,6 +43,11 @@ def nothing_known(tasks: Sequence[Task]) -> Known:
     return {"circle": circle, "decided": torch.zeros(len(tasks), dtype=torch.bool), "first": {}}
 
 
+def unheard(known: Known, tasks: Sequence[Task], client: int) -> bool:
+    """Whether nobody who does what a client does has a cohort yet: they are all where they started."""
+    return not any(bool(known["decided"][i]) for i, task in enumerate(tasks) if task == tasks[client])
+
+
 def with_newcomer(known: Known, tasks: Sequence[Task]) -> Known:
     """The last of the tasks is a newcomer's: it waits, with others of its task that wait, until it is heard."""
     circle, decided = known["circle"], known["decided"]
@@ -46,7 +61,7 @@ def with_newcomer(known: Known, tasks: Sequence[Task]) -> Known:
 def by_updates(
     known: Known, tasks: Sequence[Task], sent: Updates, due: bool, number: int | None, hysteresis: float
 ) -> Known:
-    """Cluster the clients that sent their module by their updates, task by task, where it is `due`.
+    """Cluster the clients that sent their module by their updates, task by task, where it is `due` and has a number.
 
     An update is a copy less one point for all: the mean of what these clients received. Whoever is heard for the first
     time when cohorts are there already started elsewhere: it joins the one that moved most in its own direction since
@@ -56,7 +71,7 @@ def by_updates(
     for task in dict.fromkeys(tasks):
         ids, copies = _copies(task, tasks, sent)
         settled = decided & torch.tensor([other == task for other in tasks])
-        fresh = not bool(settled.any())
+        fresh, due = not bool(settled.any()), due and number is not None
         if len(ids) == 0 or (fresh and not due):
             continue
         if fresh:
@@ -86,6 +101,56 @@ def by_affinity(known: Known, tasks: Sequence[Task], ids: Tensor, probabilities:
     circle[now] = keep_ids(groups, torch.where(decided[now], circle[now], -1), _outside(circle, now))
     decided[now] = True
     return {**known, "circle": circle, "decided": decided}
+
+
+def directions(me: Me, units: Sequence[str], name: str) -> Tensor:
+    """(2, size) which way a client's loss pulls its module, on either half of its training samples, sketched."""
+    data = me.data
+    assert data is not None
+    assert data.mask is not None
+    x, y, real = data.x[:_LOOKED_AT], data.y[:_LOOKED_AT], data.mask[:_LOOKED_AT]
+    half = torch.arange(len(y), device=y.device) // _TOGETHER % 2
+
+    def loss(values: Mapping[str, Tensor], mine: Tensor) -> Tensor:
+        whole = {unit: torch.cat([part, me.values[unit][len(part) :]]) for unit, part in values.items()}
+        return (cross_entropies(me.at(whole)(x), y) * mine).sum() / mine.sum().clamp(min=1)
+
+    start = {unit: me.values.trained(unit) for unit in units}
+    slopes = [grad(loss)(start, real * (half == which)) for which in (0, 1)]
+    return torch.stack([sketch(torch.cat(list(slope.values())), _SKETCH, name) for slope in slopes])
+
+
+def by_directions(known: Known, tasks: Sequence[Task], sent: Updates, report: str, samples: Tensor) -> Known:
+    """Find cohorts and their number from `directions` (k, 2, size), where clients of a task are at one point still.
+
+    Their number is found among clients of one architecture: they join while what they gain, less noise, is more than
+    what they lose by following others (`sharing.evidence`). Then all of a task are clustered, so many cohorts, by the
+    cosine between directions: what devices see differs, and so do directions, but less than those of cohorts. Clients
+    of a task that has cohorts already are left where they are.
+    """
+    circle, decided, first = known["circle"].clone(), known["decided"].clone(), dict(known["first"])
+    for task in {tasks[up.ids[0]]: None for up in sent.ups if report in up.reports}:
+        peers = torch.tensor([other == task for other in tasks])
+        told = [up for up in sent.ups if report in up.reports and tasks[up.ids[0]] == task]
+        if bool((decided & peers).any()):
+            continue
+        now, looks = torch.cat([up.numbers for up in told]), torch.cat([up.reports[report] for up in told])
+        number = max(_how_many(up.reports[report], samples[up.numbers]) for up in told)
+        groups = cluster_updates(looks.mean(1), number)
+        circle[now] = keep_ids(groups, torch.full_like(now, -1), _outside(circle, now))
+        decided[now], first[repr(task)] = True, _received(task, sent, now).mean(0).cpu()
+    return {"circle": circle, "decided": decided, "first": first}
+
+
+def _how_many(looks: Tensor, samples: Tensor) -> int:
+    """How many cohorts there are among clients of one architecture, whose modules below are the same too.
+
+    One noise a sample for all: that of a few samples by themselves is too noisy to go by.
+    """
+    found = evidence(looks[:, 0], looks[:, 1])
+    noise = _DOUBT * (found.noise * samples).mean() / samples
+    alike = Evidence(found.products + (found.noise - noise).diag(), noise)
+    return len(agglomerate(alike, samples, _LAM).unique())
 
 
 def nearest(updates: Tensor, centres: Tensor) -> Tensor:

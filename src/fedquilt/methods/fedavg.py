@@ -13,16 +13,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.messages import Roster
-from fedquilt.methods.base import Method, State
+from fedquilt.interface.messages import Roster
+from fedquilt.interface.method import Method, State
 from fedquilt.sharing import PRIVATE, Plan, UnitPlan
 
 
 def circles_of_shape(roster: Roster, unit: str, within: Sequence[object] | None = None) -> Tensor:
-    """(K,) a circle for each shape a unit comes in, and each value of `within`; -1 for clients that lack the unit."""
+    """(K,) a circle for each shape a unit comes in, and each value of `within`; -1 for clients that lack the unit.
+
+    Nor is there a circle for a unit without numbers, of which all is frozen or constant.
+    """
     within = within if within is not None else [None] * len(roster)
     shapes = roster.signatures()[unit]
-    keys = [None if shape is None else (shape, value) for shape, value in zip(shapes, within, strict=True)]
+    keys = [(shape, value) if shape else None for shape, value in zip(shapes, within, strict=True)]
     number: dict[object, int] = {}
     return torch.tensor([-1 if key is None else number.setdefault(key, len(number)) for key in keys])
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from fedquilt.interface.steps import Install, Step, Train, but_last, last
 from fedquilt.methods.fedper import FedPer
-from fedquilt.steps import Install, Step, Train, but_last, last
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedquilt.messages import Member, Roster
-from fedquilt.methods.base import State
+from fedquilt.interface.messages import ClientInfo, Roster
+from fedquilt.interface.method import State
 from fedquilt.methods.fedavg import FedAvg, kept_home
 from fedquilt.sharing import Plan
 
@@ -31,7 +31,7 @@ class FedBN(FedAvg):
         return super().plan(state, roster).but(kept_home(roster, norms))
 
 
-def _norms(member: Member) -> list[str]:
+def _norms(member: ClientInfo) -> list[str]:
     """The units of a client that normalise."""
     for unit, kinds in member.kinds.items():
         if "norm" in kinds and len(kinds) > 1:

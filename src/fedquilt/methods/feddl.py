@@ -10,9 +10,7 @@ Settled here, where the paper is silent or cannot be followed:
 - `linkage="component"` is the letter: with more than about ten clients, links below the mean join nearly everyone.
   `linkage="average"` cuts an agglomerative tree at the same threshold and does form groups.
 - Whoever is heard for the first time after a layer was grouped (a newcomer, section 7, or a client that was not chosen
-  then) joins, layer by layer, the closest group, if that is not farther off than the threshold, the mean over the pairs
-  of the group below and itself; else it is alone from there on. Others stay put. How far off a group is, is its closest
-  member (one link joins a component) or the mean over its members (average), as in grouping.
+  then) joins the closest groups while they are close enough, and others stay put: `sharing.tree.place`.
 - Whoever is alone in its group cannot be split off any more, so it is not asked for a whole model again. (Links up to
   the mean always leave the closest two of a group together: that every group has one member, the paper's early stop,
   happens only where models are of unlike shapes or give no finite answers.)
@@ -24,15 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedquilt.messages import Roster, Updates
-from fedquilt.methods.base import Method, State
-from fedquilt.sharing import Plan, UnitPlan, affinity, group_by_affinity, refine
-from fedquilt.sharing.circles import Linkage
+from fedquilt.interface.messages import Roster, Updates
+from fedquilt.interface.method import Method, State
+from fedquilt.sharing import Plan, UnitPlan, affinity, group_by_affinity
+from fedquilt.sharing.grouping import Linkage
+from fedquilt.sharing.tree import Tree, below, first_of_each, place, with_others
 
 
 @dataclass(frozen=True)
@@ -96,23 +96,21 @@ class FedDL(Method):
 
     def _group(self, state: State, divergence: Tensor, roster: Roster) -> State:
         """Lines 6-8: one more layer is shared, in groups that split those of the layer below."""
-        layer = len(state["circle"])
-        circle, freq = group_by_affinity(divergence, _below(state["circle"], state["heard"], roster), self.linkage)
-        circle = first_of_each(circle)
-        last = layer + 1 == max(len(member.units) for member in roster.members) - 1
+        layers = _layers(roster)
+        circle, freq = group_by_affinity(divergence, below(state["circle"], state["heard"], layers), self.linkage)
+        circles = [*state["circle"], first_of_each(circle)]
         return {
-            "circle": [*state["circle"], circle],
+            "circle": circles,
             "freq": [*state["freq"], freq],
             "step": 0,
             "interval": (1 - self.decay) * state["interval"],
-            "done": last or not bool(_with_others(circle).any()),
+            "done": len(circles) == len(layers) or not bool(with_others(circle).any()),
         }
 
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
         """Section 7: existing groups are as one user each, and the newcomer finds its place among them."""
         if len(roster) == len(before):
-            same = all(old.units == new.units for old, new in zip(before.members, roster.members, strict=True))
-            return state if same else self.begin(roster)
+            return state if roster.same_units(before) else self.begin(roster)
         out, nothing = torch.tensor([-1]), torch.tensor([0])
         state = {
             **state,
@@ -136,8 +134,8 @@ class FedDL(Method):
         private = torch.full((len(roster),), -1)
         circles = {unit: private.clone() for unit in roster.units}
         freqs = {unit: torch.zeros(len(roster)) for unit in roster.units}
-        for layer, (circle, freq) in enumerate(zip(state["circle"], state["freq"], strict=True)):
-            for i, unit in enumerate(_layer(roster, layer)):
+        for layer, circle, freq in zip(_layers(roster), state["circle"], state["freq"], strict=False):
+            for i, unit in enumerate(layer):
                 if unit is not None:
                     circles[unit[0]][i], freqs[unit[0]][i] = circle[i], freq[i]
         plans = {unit: align(circles[unit], freqs[unit]) for unit in roster.units}
@@ -150,7 +148,7 @@ class FedDL(Method):
             return _waiting(state)
         if state["done"] or not state["circle"]:
             return torch.ones_like(state["heard"])
-        return _with_others(state["circle"][-1]) | _waiting(state)
+        return with_others(state["circle"][-1]) | _waiting(state)
 
     def _listen(self, state: State, updates: Updates, roster: Roster) -> tuple[State, Tensor]:
         """Eq. 1-3: run the whole models that were sent on the common samples; the divergence of all heard so far.
@@ -158,7 +156,7 @@ class FedDL(Method):
         Who was not heard before finds its place among the groups that there are.
         """
         assert roster.common is not None
-        ids, probabilities = updates.probabilities(roster.common.x)
+        ids, probabilities = updates.probabilities(roster.common)
         waiting = ids[_waiting(state)[ids]].tolist()
         answers, heard = state["answers"].clone(), state["heard"].clone()
         answers[ids], heard[ids] = probabilities.cpu(), True
@@ -166,35 +164,10 @@ class FedDL(Method):
         divergence = torch.zeros(len(roster), len(roster))
         divergence[known[:, None], known] = affinity(answers[known].to(probabilities.device)).cpu()
         state = {**state, "answers": answers, "heard": heard}
+        tree = Tree(state["circle"], state["freq"])
         for i in waiting:
-            state |= place(i, divergence, state, roster, self.linkage)
-        return state, divergence
-
-
-def place(i: int, divergence: Tensor, state: State, roster: Roster, linkage: Linkage) -> State:
-    """A client joins the closest group of each grouped layer while that is close enough, and then is alone."""
-    circles, freqs = [c.clone() for c in state["circle"]], [f.clone() for f in state["freq"]]
-    for layer, (circle, freq) in enumerate(zip(circles, freqs, strict=True)):
-        below = _below(circles[:layer], state["heard"], roster)
-        if below[i] < 0:
-            continue
-        circle[i], freq[i] = i, 1
-        peers = ((below == below[i]) & (circle >= 0)).nonzero()[:, 0]
-        peers = peers[peers != i]
-        if len(peers) == 0:
-            continue
-        groups = sorted(set(circle[peers].tolist()))
-        away = [divergence[i, peers[circle[peers] == group]] for group in groups]
-        far = torch.stack([d.nan_to_num(torch.inf).min() if linkage == "component" else d.nanmean() for d in away])
-        far = far.nan_to_num(torch.inf)
-        everyone = torch.cat([peers, torch.tensor([i])])
-        within = divergence[everyone[:, None], everyone]
-        threshold = within[~torch.eye(len(everyone), dtype=torch.bool)].nanmean()  # with one other: they stay together
-        if bool(far.min() <= threshold):
-            circle[i] = groups[int(far.argmin())]
-            links = divergence[i, peers[circle[peers] == circle[i]]] <= threshold
-            freq[i] = max(1, int(links.sum()))
-    return {"circle": circles, "freq": freqs}
+            tree = place(i, divergence, tree, heard, _layers(roster), self.linkage)
+        return state | {"circle": list(tree.circles), "freq": list(tree.links)}, divergence
 
 
 def align(circle: Tensor, freq: Tensor) -> UnitPlan:
@@ -210,21 +183,6 @@ def align(circle: Tensor, freq: Tensor) -> UnitPlan:
     return UnitPlan(torch.where(alone, -1, circle), freq, torch.where(alone, 0.0, share.clamp(max=1)))
 
 
-def first_of_each(circle: Tensor) -> Tensor:
-    """(K,) each group named by the number of its first client, so that a name lasts as long as its first member stays.
-
-    >>> first_of_each(torch.tensor([1, 0, -1, 1])).tolist()
-    [0, 1, -1, 0]
-    """
-    first: dict[int, int] = {}
-    return torch.tensor([-1 if c < 0 else first.setdefault(c, i) for i, c in enumerate(circle.tolist())])
-
-
-def _with_others(circle: Tensor) -> Tensor:
-    """(K,) whose group has more members than itself."""
-    return ((circle[:, None] == circle) & (circle >= 0)).sum(1) > 1
-
-
 def _waiting(state: State) -> Tensor:
     """(K,) who has no place yet among the groups that there are."""
     if not state["circle"]:
@@ -233,12 +191,6 @@ def _waiting(state: State) -> Tensor:
     return waiting
 
 
-def _below(circles: Sequence[Tensor], heard: Tensor, roster: Roster) -> Tensor:
-    """(K,) the groups that the next layer's groups must lie in; -1 for clients without it, or not heard yet."""
-    groups = circles[-1] if circles else torch.where(heard, 0, -1)
-    return refine(groups, _layer(roster, len(circles)))
-
-
-def _layer(roster: Roster, layer: int) -> Sequence[tuple[str, object] | None]:
-    """Each client's layer of that height with its shapes; None where that is its output layer or above."""
-    return [list(member.units.items())[layer] if layer < len(member.units) - 1 else None for member in roster.members]
+def _layers(roster: Roster) -> Sequence[Sequence[tuple[str, object] | None]]:
+    """By height, each client's layer with its shapes; None where that is its output layer or above."""
+    return list(zip_longest(*(list(member.units.items())[:-1] for member in roster.members)))

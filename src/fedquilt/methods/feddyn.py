@@ -18,14 +18,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedquilt.me import Me
-from fedquilt.messages import Member, Roster
-from fedquilt.methods.base import Heard, Method, State
+from fedquilt.engines.objective import cross_entropy, linear, proximal
+from fedquilt.families.parts import Parts
+from fedquilt.interface.me import Me
+from fedquilt.interface.messages import ClientInfo, Roster
+from fedquilt.interface.method import Heard, Method, State
+from fedquilt.interface.steps import Do, Install, Step, Train
 from fedquilt.methods.fedavg import circles_of_shape
-from fedquilt.parts import Parts
 from fedquilt.sharing import PRIVATE, Plan, UnitPlan
-from fedquilt.steps import Do, Install, Step, Train
-from fedquilt.training.objective import cross_entropy, linear, proximal
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class FedDyn(Method):
         if self.alpha == 0:
             raise ValueError("FedDyn with alpha=0 is FedAvg, its clients weighing alike: use the method 'fedavg'")
 
-    def parts(self, model: nn.Module, member: Member, classes: int) -> Parts:
-        nothing = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
+    def parts(self, model: nn.Module, member: ClientInfo, classes: int) -> Parts:
+        nothing = torch.zeros(sum(p.numel() for p in model.parameters() if p.requires_grad))
         return Parts(model, state={"h_i": nothing})
 
     def local(self) -> tuple[Step, ...]:

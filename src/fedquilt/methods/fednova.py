@@ -18,12 +18,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.me import Me
-from fedquilt.messages import Roster, Updates
-from fedquilt.methods.base import Heard, Method, State
+from fedquilt.interface.me import Me
+from fedquilt.interface.messages import Roster, Updates
+from fedquilt.interface.method import Heard, Method, State
+from fedquilt.interface.steps import Do, Install, Step, Train
 from fedquilt.methods.fedavg import circles_of_shape
 from fedquilt.sharing import Plan, UnitPlan
-from fedquilt.steps import Do, Install, Step, Train
 
 
 @dataclass(frozen=True)

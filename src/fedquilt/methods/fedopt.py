@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.methods.base import Heard
+from fedquilt.interface.method import Heard
 from fedquilt.methods.fedavg import FedAvg
 
 Memory = Mapping[str, Tensor]

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedquilt.engines.objective import cross_entropy, proximal
+from fedquilt.interface.steps import Install, Step, Train
 from fedquilt.methods.fedavg import FedAvg
-from fedquilt.steps import Install, Step, Train
-from fedquilt.training.objective import cross_entropy, proximal
 
 
 @dataclass(frozen=True)

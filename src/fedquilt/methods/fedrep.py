@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedquilt.interface.steps import Install, Step, Train, but_last, last
 from fedquilt.methods.fedper import FedPer
-from fedquilt.steps import Install, Step, Train, but_last, last
 
 
 @dataclass(frozen=True)

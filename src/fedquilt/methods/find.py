@@ -17,11 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard
 
-from fedquilt.addresses import home_of, inside, load_file
+from fedquilt._util.addresses import home_of, inside, load_file
+from fedquilt._util.checksums import digest
+from fedquilt._util.suggest import did_you_mean
+from fedquilt._util.trust import Untrusted, check_file, module_of
 from fedquilt.methods import METHODS, Method
-from fedquilt.names import unknown
-from fedquilt.seals import digest
-from fedquilt.trust import Untrusted, check_file, module_of
 
 GROUP = "fedquilt.methods"
 _SOURCES: dict[type[Method], str] = {}
@@ -55,7 +55,7 @@ def find(name: str) -> type[Method]:
     known = [*METHODS, *others]
     if _letters(name) in map(_letters, OF_THE_FIELD) and _letters(name) not in map(_letters, known):
         raise ValueError(f"the method '{name}' is known but not here yet; there are {', '.join(known)}")
-    raise ValueError(unknown(name, known, "method"))
+    raise ValueError(did_you_mean(name, known, "method"))
 
 
 def _letters(name: str) -> str:
@@ -116,7 +116,7 @@ def _package(entry: EntryPoint) -> str:
 
 
 def class_at(address: str, trust: bool = True) -> type[Method]:
-    """The method at an address; without `trust`, code is run only as `fedquilt.trust` allows.
+    """The method at an address; without `trust`, code is run only as `fedquilt._util.trust` allows.
 
     A file with a single method needs no class in its address.
 
@@ -147,7 +147,7 @@ def class_at(address: str, trust: bool = True) -> type[Method]:
         )
     if found is not None:
         raise ValueError(f"'{address}' is no method: it is no subclass of fedquilt.Method")
-    raise ValueError(f"{source}: {unknown(name, here, 'method')}")
+    raise ValueError(f"{source}: {did_you_mean(name, here, 'method')}")
 
 
 def address_of(kind: type[Method]) -> str:

@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.me import Me
-from fedquilt.messages import Roster, Updates
-from fedquilt.methods.base import Method, State
+from fedquilt.interface.me import Me
+from fedquilt.interface.messages import Roster, Updates
+from fedquilt.interface.method import Method, State
+from fedquilt.interface.steps import Do, Step, Train
+from fedquilt.layers.prepare import cross_entropies
 from fedquilt.sharing import Plan, UnitPlan
-from fedquilt.steps import Do, Step, Train
-from fedquilt.training.layers import cross_entropies
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedquilt.messages import Roster
-from fedquilt.methods.base import State
+from fedquilt.interface.messages import Roster
+from fedquilt.interface.method import State
 from fedquilt.methods.fedavg import FedAvg, kept_home
 from fedquilt.sharing import Plan
 

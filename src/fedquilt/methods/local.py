@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedquilt.messages import Roster
-from fedquilt.methods.base import Method, State
+from fedquilt.interface.messages import Roster
+from fedquilt.interface.method import Method, State
 from fedquilt.sharing import Plan, nobody
 
 

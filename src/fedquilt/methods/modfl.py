@@ -5,8 +5,12 @@ averaged over the clients of one device generation (lines 9-11), the latter over
 (lines 12-15), weighted by sample counts as in FedAvg. Cohorts are declared, or found from what is uploaded (line 12).
 
 Settled here, where the paper is silent:
-- The similarity of line 12 is the cosine between updates of operation modules, clustered with average linkage, every
-  few rounds, with hysteresis (`sharing.cluster_updates`). An update is a copy less one point for all clients: what they
+- The similarity of line 12. Where the number of cohorts is not given, it is found from how well gradients of clients
+  of one architecture agree where they all start, less their noise, which two halves of each client's samples tell
+  (`methods.cohorts.by_directions`); then all are clustered by their gradients' cosine. Later no number is found so: the
+  modules below have grown apart by device. Whoever comes late joins the cohort that went its way; cohorts stay.
+- With a given number it is the cosine between updates of operation modules, clustered with average linkage, every few
+  rounds, with hysteresis (`sharing.cluster_updates`). An update is a copy less one point for all clients: what they
   received, the same for everyone at first, and the mean of what they received once circles differ. (Less what each
   received itself, an update would no longer tell of the cohort: members of a circle pull its mean in all directions.)
 - Any number of modules, each with its own grouping, not only two.
@@ -23,19 +27,31 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedquilt.messages import Member, Roster, Updates
-from fedquilt.methods.base import Method, State
-from fedquilt.methods.cohorts import Task, by_affinity, by_updates, nothing_known, with_newcomer
+from fedquilt._util.suggest import did_you_mean
+from fedquilt.families.parts import Parts
+from fedquilt.families.units import in_two
+from fedquilt.interface.me import Me
+from fedquilt.interface.messages import ClientInfo, Roster, Updates
+from fedquilt.interface.method import Method, State
+from fedquilt.interface.steps import Do, Install, Step, Train
+from fedquilt.methods.cohorts import (
+    Task,
+    by_affinity,
+    by_directions,
+    by_updates,
+    directions,
+    nothing_known,
+    unheard,
+    with_newcomer,
+)
 from fedquilt.methods.fedavg import circles_of_shape
-from fedquilt.names import unknown
-from fedquilt.parts import Parts
 from fedquilt.sharing import Plan, UnitPlan, adjusted_rand, circles_by_trait
-from fedquilt.sharing.circles import Linkage
-from fedquilt.units import Unit, cut
+from fedquilt.sharing.grouping import Linkage
 
 FOUND, AFFINITY, EVERYONE, PRIVATE = "found", "affinity", "everyone", "private"
+LOOK = "look-"
 PAPER = {"configuration": "device", "operation": "cohort"}
 
 
@@ -45,12 +61,12 @@ class ModFL(Method):
 
     `by` says for each module (or pattern such as "conv*"; the first that fits holds) with whom it is shared. Where it
     says nothing of the paper's two modules, these follow the traits device and cohort. Its values are the name of a
-    trait; "found": cohorts found by clustering updates, `cohorts` of them for each task (None: as many as the
-    silhouette speaks for), in the first round and then `every` few rounds; "affinity": the same from how alike models
-    answer, grouped with `linkage`; "everyone"; "private". `split` (Algorithm 1, line 2) cuts models that declare no
-    modules: so many units at the bottom are the configuration module, the others the operation module; a negative
-    number counts from the top. A model that declares just these two is cut anew, between layers. Found circles are
-    compared with the trait `compare`.
+    trait; "found": cohorts found in the first round from which way clients' losses pull the module, as many as there
+    are (with `cohorts`: so many for each task, by clustering updates, anew `every` few rounds); "affinity": the same
+    from how alike models answer, grouped with `linkage`; "everyone"; "private". `split` (Algorithm 1, line 2) cuts
+    models that declare no modules: so many units at the bottom are the configuration module, the others the operation
+    module; a negative number counts from the top. A model that declares just these two is cut anew, between layers.
+    Found circles are compared with the trait `compare`.
     """
 
     name: ClassVar[str] = "modfl"
@@ -68,7 +84,7 @@ class ModFL(Method):
         if not 0 <= self.hysteresis < 1:
             raise ValueError(f"modfl: hysteresis={self.hysteresis} must be from 0 (move at once) to below 1")
         if self.linkage not in get_args(Linkage):
-            raise ValueError(unknown(self.linkage, get_args(Linkage), "linkage of modfl"))
+            raise ValueError(did_you_mean(self.linkage, get_args(Linkage), "linkage of modfl"))
         if self.every < 1:
             raise ValueError(f"modfl: every={self.every} never finds cohorts; give 1 or more rounds")
         if self.cohorts is not None and FOUND not in self.by.values():
@@ -82,22 +98,25 @@ class ModFL(Method):
 
     # --- client half -----------------------------------------------------------------------------------------------
 
-    def parts(self, model: nn.Module, member: Member, classes: int) -> Parts:
+    def parts(self, model: nn.Module, member: ClientInfo, classes: int) -> Parts:
         if self.split is None:
             declared = {name: [name] for name in PAPER if isinstance(getattr(model, name, None), nn.Module)}
             undeclared = not isinstance(getattr(model, "units", None), Mapping)
             return Parts(model, units=declared if undeclared and len(declared) == len(PAPER) else None)
-        units = cut(model)
-        if {unit.name for unit in units} <= PAPER.keys():
-            units = _layers(model)
-        if abs(self.split) >= len(units):
-            raise ValueError(
-                f"modfl: split={self.split} leaves one module of {type(model).__name__} empty, which has {len(units)} "
-                f"units; give a number from 1 to {len(units) - 1}, or from -1 down to {1 - len(units)}"
-            )
-        modules = {"configuration": units[: self.split], "operation": units[self.split :]}
-        tensors = {name: [n for unit in part for n in unit.parameters + unit.buffers] for name, part in modules.items()}
-        return Parts(model, units=tensors)
+        return Parts(model, units=in_two(model, self.split, tuple(PAPER)))
+
+    def local(self) -> tuple[Step, ...]:
+        if self.cohorts is not None or FOUND not in self.by.values():
+            return Install(), Train()
+        reports = tuple(LOOK + pattern for pattern in self._sought)
+        return Install(), Do(self._look, data="train", reports=reports), Train()
+
+    def _look(self, me: Me) -> Mapping[str, Tensor]:
+        """Which way each module that cohorts are sought for is pulled, if the server asks."""
+        if LOOK not in me.told:
+            return {}
+        modules = {p: [unit for unit in me.values if self._pattern(unit) == p] for p in self._sought}
+        return {LOOK + p: directions(me, units, p) for p, units in modules.items() if units}
 
     # --- server half -----------------------------------------------------------------------------------------------
 
@@ -117,16 +136,17 @@ class ModFL(Method):
         for pattern in self._sought:
             tasks = self._tasks(roster, pattern)
             if self.by[pattern] == FOUND:
+                if self.cohorts is None:
+                    known[pattern] = by_directions(known[pattern], tasks, updates, LOOK + pattern, roster.samples)
                 known[pattern] = by_updates(known[pattern], tasks, updates, due, self.cohorts, self.hysteresis)
             elif due and updates.ups and roster.common is not None:
-                who, answers = updates.probabilities(roster.common.x)
+                who, answers = updates.probabilities(roster.common)
                 known[pattern] = by_affinity(known[pattern], tasks, who, answers, self.linkage)
         return {"round": updates.round, "known": known}
 
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
         if len(roster) == len(before):
-            same = all(old.units == new.units for old, new in zip(before.members, roster.members, strict=True))
-            return state if same else self.begin(roster)
+            return state if roster.same_units(before) else self.begin(roster)
         known = {}
         for pattern, of_others in state["known"].items():
             tasks = self._tasks(roster, pattern)
@@ -134,6 +154,12 @@ class ModFL(Method):
             if self.by[pattern] == FOUND and updates.ups:
                 known[pattern] = by_updates(known[pattern], tasks, updates, False, self.cohorts, self.hysteresis)
         return {**state, "known": known}
+
+    def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
+        """Whether clients are to look which way their modules are pulled: where nobody like them has a cohort yet."""
+        sought = [] if self.cohorts is not None else [p for p in self._sought if self.by[p] == FOUND]
+        asked = any(unheard(state["known"][p], self._tasks(roster, p), ids[0]) for p in sought)
+        return {LOOK: torch.ones(len(ids), 1, dtype=torch.bool)} if asked else {}
 
     def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
         """How many cohorts were found, and how well they match the declared ones (adjusted Rand index), by module."""
@@ -162,7 +188,7 @@ class ModFL(Method):
             plans[unit] = UnitPlan(circle, roster.samples)
             looked_at = torch.zeros(len(roster), dtype=torch.bool)
             if how == FOUND:
-                looked_at |= has & (~state["known"][pattern]["decided"] | due)
+                looked_at |= has & (~state["known"][pattern]["decided"] | (due and self.cohorts is not None))
             if due and AFFINITY in self.by.values():
                 looked_at |= has
             asked[unit] = looked_at & ~plans[unit].sends
@@ -191,11 +217,3 @@ class ModFL(Method):
     def _tasks(self, roster: Roster, pattern: str) -> list[Task]:
         """For each client its units of a pattern with their shapes."""
         return [tuple(pair for pair in m.units.items() if self._pattern(pair[0]) == pattern) for m in roster.members]
-
-
-def _layers(module: nn.Module) -> tuple[Unit, ...]:
-    """The units of a module layer by layer, whatever cut it declares itself."""
-    layers: dict[str, list[str]] = {}
-    for name in [*dict(module.named_parameters()), *dict(module.named_buffers())]:
-        layers.setdefault(name.rpartition(".")[0] or "model", []).append(name)
-    return cut(module, layers)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from fedquilt.engines.objective import Batch, Learner, Objective
+from fedquilt.interface.steps import Install, Step, Train
+from fedquilt.layers.prepare import cross_entropies
 from fedquilt.methods.fedavg import FedAvg
-from fedquilt.steps import Install, Step, Train
-from fedquilt.training.layers import cross_entropies
-from fedquilt.training.objective import Batch, Learner, Objective
 
 Weights = Mapping[str, Tensor]
 

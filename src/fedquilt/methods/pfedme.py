@@ -22,15 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from fedquilt.me import Me
-from fedquilt.messages import Member, Roster
-from fedquilt.methods.base import Heard, Method, State
+from fedquilt.engines.objective import Batch, Learner, Objective
+from fedquilt.families.parts import Parts
+from fedquilt.interface.me import Me
+from fedquilt.interface.messages import ClientInfo, Roster
+from fedquilt.interface.method import Heard, Method, State
+from fedquilt.interface.steps import Do, Install, Step, Train
+from fedquilt.layers.prepare import cross_entropies
 from fedquilt.methods.fedavg import circles_of_shape
-from fedquilt.parts import Parts
 from fedquilt.sharing import Plan, UnitPlan, nobody
-from fedquilt.steps import Do, Install, Step, Train
-from fedquilt.training.layers import cross_entropies
-from fedquilt.training.objective import Batch, Learner, Objective
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class PFedMe(Method):
                 "least 1, and a rate above 0 and below 2 / lam"
             )
 
-    def parts(self, model: nn.Module, member: Member, classes: int) -> Parts:
+    def parts(self, model: nn.Module, member: ClientInfo, classes: int) -> Parts:
         return Parts({"shared": model, "personal": copy.deepcopy(model)}, predicts="personal")
 
     # --- client half -----------------------------------------------------------------------------------------------

@@ -39,35 +39,16 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fedquilt.me import Me, Values
-from fedquilt.messages import Member, Roster, Updates
-from fedquilt.methods.base import Heard, Method, State
-from fedquilt.parts import Parts
+from fedquilt.engines.objective import Batch, Learner, Objective
+from fedquilt.families.parts import Parts
+from fedquilt.interface.me import Me
+from fedquilt.interface.messages import ClientInfo, Roster, Updates
+from fedquilt.interface.method import Heard, Method, State
+from fedquilt.interface.steps import Do, Install, Step, Train
 from fedquilt.sharing import Plan, UnitPlan, mean, nobody, traffic
-from fedquilt.steps import Do, Install, Step, Train
-from fedquilt.training.objective import Batch, Learner, Objective
+from fedquilt.sharing.scores import NEVER, Sheet, accuracy_by_label, masked
 
 _AT_ONCE = 512  # public samples scored at a time
-NEVER = -1e9  # the logit of a label that is not owned; finite, so that 0 times it is 0
-
-
-def label_units(classes: int) -> list[str]:
-    """The names of the units of scores.
-
-    >>> label_units(2)
-    ['label-0', 'label-1']
-    """
-    return [f"label-{label}" for label in range(classes)]
-
-
-def masked(outputs: Tensor, owned: Tensor) -> Tensor:
-    """A model's outputs (n, classes), silent about labels that its client does not own."""
-    if outputs.shape[1] != len(owned):
-        raise ValueError(
-            f"score sharing: a model gives {outputs.shape[1]} outputs, but there are {len(owned)} labels; give it an "
-            "output for every label of the federation, those that its client does not own are masked"
-        )
-    return torch.where(owned, outputs, NEVER)
 
 
 def _learn(me: Learner, batch: Batch) -> Tensor:
@@ -92,6 +73,7 @@ class ScoreSharing(Method):
     """
 
     name: ClassVar[str] = "score-sharing"
+    predicts_logits: ClassVar[bool] = False
     alpha: float | None = None
     normalise: bool = True
     protocol: Literal["leak-free", "paper"] = "leak-free"
@@ -111,7 +93,7 @@ class ScoreSharing(Method):
 
     # --- client half -----------------------------------------------------------------------------------------------
 
-    def parts(self, model: nn.Module, member: Member, classes: int) -> Parts:
+    def parts(self, model: nn.Module, member: ClientInfo, classes: int) -> Parts:
         if not member.public:
             raise ValueError(
                 f"score sharing: client '{member.name}' holds no public samples; give the scenario common=(x, y), and "
@@ -122,21 +104,20 @@ class ScoreSharing(Method):
                 f"score sharing: there are public samples of label {len(member.public) - 1}, which nobody ever owns; "
                 "leave them out"
             )
-        sizes = [n * classes if self.scored == "own" else sum(member.public) for n in member.public]
-        scores = {unit: torch.zeros(size) for unit, size in zip(label_units(classes), sizes, strict=True)}
+        labels = torch.arange(len(member.public)).repeat_interleave(torch.tensor(member.public))
+        scores = self._sheet(classes, labels).units(torch.zeros(classes, len(labels)))
         return Parts(model, state=scores | {"heard": torch.zeros(classes)}, units={"model": ["*"]})
 
     def local(self) -> tuple[Step, ...]:
         build = Train(Objective((_learn,)), given=lambda me: {"owned": me.owned})
         if not self.distil:
-            return Install(), build, Do(self._score)
+            return Install(), build, Do(self._score, data="public")
         digest = Objective((_digest,), needs_index=True)
         distil = Train(digest, data="common", epochs=self.distil, given=self._lesson, from_round=2)
-        return Install(), distil, build, Do(self._score)
+        return Install(), distil, build, Do(self._score, data="public")
 
     def _lesson(self, me: Me) -> Mapping[str, Tensor]:
         """(n, classes) the consensus about the reference samples, as probabilities."""
-        assert me.public is not None
         consensus = self._decisive(me).clamp(min=0).T  # (public, classes)
         return {"consensus": consensus / consensus.sum(1, keepdim=True).clamp(min=1e-12), "owned": me.owned}
 
@@ -147,7 +128,7 @@ class ScoreSharing(Method):
         consensus, heard = self._consensus(me)
         alpha = self._alpha(me.samples, said.shape[1])
         updated = (consensus + alpha * said) / (1 + alpha if self.normalise else 1.0)  # (classes, public)
-        return self._as_units(me, updated) | {"heard": (heard + alpha) / (1 + alpha)}
+        return self._sheet(me.classes, me.public_y).units(updated) | {"heard": (heard + alpha) / (1 + alpha)}
 
     def predict(self, me: Me, batch: Batch) -> Tensor:
         own = masked(me.model(batch.x), me.owned)
@@ -158,35 +139,22 @@ class ScoreSharing(Method):
 
     def _consensus(self, me: Me) -> tuple[Tensor, Tensor]:
         """(classes, public) f_G and (classes,) how much of it was heard: as received, else what the client has."""
-        heard = list(me.values["heard"])
-        for label, unit in enumerate(label_units(me.classes)):
-            if unit in me.receives:
-                heard[label] = torch.where(me.receives[unit], me.told["heard"][label], heard[label])
-        return self._by_label(me, me.received) * me.owned[:, None], torch.stack(heard) * me.owned
+        sheet, never = self._sheet(me.classes, me.public_y), torch.zeros_like(me.owned[0])
+        receives = torch.stack([me.receives.get(unit, never) for unit in sheet.names])
+        heard = torch.where(receives, me.told.get("heard", me.values["heard"]), me.values["heard"])
+        return sheet.table(me.received) * me.owned[:, None], heard * me.owned
 
     def _decisive(self, me: Me) -> Tensor:
         """(classes, public) scores to decide by: of the consensus, or the client's own before installing."""
-        scores, heard = self._by_label(me, me.values), me.values["heard"]
+        scores, heard = self._sheet(me.classes, me.public_y).table(me.values), me.values["heard"]
         if me.installed:
             scores, heard = self._consensus(me)
         if self._corrects:
             scores = scores / heard.clamp(min=1e-12)[:, None]
         return torch.where(me.owned[:, None], scores, NEVER)
 
-    def _by_label(self, me: Me, values: Values) -> Tensor:
-        """(classes, public) scores from the units."""
-        units = torch.cat([values[unit] for unit in label_units(me.classes)])
-        if self.scored == "all":
-            return units.view(me.classes, -1)
-        return units.view(-1, me.classes).T[:, _order(me).argsort()]  # units hold samples in the order of their labels
-
-    def _as_units(self, me: Me, scores: Tensor) -> dict[str, Tensor]:
-        """The other way round."""
-        names = label_units(me.classes)
-        if self.scored == "all":
-            return dict(zip(names, scores, strict=True))
-        by_sample = scores[:, _order(me)].T.flatten()
-        return dict(zip(names, by_sample.split([len(me.values[unit]) for unit in names]), strict=True))
+    def _sheet(self, classes: int, labels: Tensor | None) -> Sheet:
+        return Sheet(classes, labels if self.scored == "own" else None)
 
     @property
     def _corrects(self) -> bool:
@@ -213,7 +181,7 @@ class ScoreSharing(Method):
         }
 
     def learn(self, state: State, updates: Updates, roster: Roster) -> State:
-        owned, ids = _owned(roster), updates.ids
+        owned, ids = roster.owns, updates.ids
         heard = (state["heard"] + self._alphas(roster)[:, None]) / (1 + self._alphas(roster)[:, None])  # (K, classes)
         accuracy = self._accuracy(updates, roster, heard if self._corrects else torch.ones_like(heard))
         beta = state["beta"].clone()
@@ -260,11 +228,11 @@ class ScoreSharing(Method):
                     f"score sharing: client '{member.name}' owns label {missing}, of which there are no public "
                     "reference samples; add some to common"
                 )
-        owned = _owned(roster)
+        owned = roster.owns
         # Whoever is a label's one owner, and made its consensus, has it; a new owner has not.
         has = (owned.sum(0) == 1) & state["alone"]
         scores = {}
-        for label, unit in enumerate(label_units(roster.classes)):
+        for label, unit in enumerate(Sheet(roster.classes).names):
             circle = torch.where(owned[:, label], 0, -1)
             # Of a pool: the consensus of a label that nobody owns waits for its next owner.
             scores[unit] = UnitPlan(circle, state["beta"][:, label], torch.where(has[:, label], 0.0, pull), pool=1)
@@ -274,42 +242,16 @@ class ScoreSharing(Method):
 
     def _accuracy(self, updates: Updates, roster: Roster, heard: Tensor) -> Tensor:
         """(K, classes) how often those who sent are right about the reference samples of each label."""
-        labels, classes = self._reference(roster), roster.classes
-        owned, of_label = _owned(roster)[:, :, None], labels == torch.arange(classes)[:, None]  # (classes, n)
-        scores = torch.full((len(roster), classes, len(labels)), NEVER)
-        for label, unit in enumerate(label_units(classes)):
-            ids, values = updates.value(unit)
-            if not len(ids):
-                continue
-            if self.scored == "all":
-                scores[ids, label] = values[:, : len(labels)].cpu()
-            else:  # of this label's samples those of the reference come first
-                rows = values.cpu().reshape(len(ids), -1, classes)[:, : int(of_label[label].sum())].transpose(1, 2)
-                scores[ids[:, None, None], torch.arange(classes)[:, None], of_label[label].nonzero()[:, 0]] = rows
-        guess = torch.where(owned, scores / heard[:, :, None].clamp(min=1e-12), NEVER).argmax(1)  # (K, n)
-        right = (guess == labels).float() @ of_label.float().T
-        return right / of_label.sum(1).clamp(min=1)
+        sheet, labels = self._sheet(roster.classes, roster.public_y), self._reference(roster)
+        nothing = sheet.units(torch.full((roster.classes, len(roster.public_y)), NEVER))
+        sent = {unit: updates.of_everyone(unit, never.expand(len(roster), -1)) for unit, never in nothing.items()}
+        scores = sheet.table(sent)[:, :, : len(labels)] / heard[:, :, None].clamp(min=1e-12)
+        return accuracy_by_label(torch.where(roster.owns[:, :, None], scores, NEVER), labels)
 
     def _reference(self, roster: Roster) -> Tensor:
         """(n,) the labels of the public samples that beta comes from: the first of all."""
-        if roster.common is None:
-            raise ValueError("score sharing needs public samples; give the scenario common=(x, y)")
-        if self.protocol == "paper" and roster.public_test is not None:
-            return torch.cat([roster.common.y, roster.public_test.y])
-        return roster.common.y
+        assert roster.common is not None  # clients without public samples were refused
+        return roster.public_y if self.protocol == "paper" else roster.common.y
 
     def _alphas(self, roster: Roster) -> Tensor:
-        sizes = roster.sizes()
-        public = sum(int(sizes[unit][0]) for unit in label_units(roster.classes)) // roster.classes
-        return self._alpha(roster.samples, public)
-
-
-def _owned(roster: Roster) -> Tensor:
-    """(K, classes) who owns which label."""
-    return torch.tensor([[label in m.labels for label in range(roster.classes)] for m in roster.members])
-
-
-def _order(me: Me) -> Tensor:
-    """(public,) the public samples by label, and as they come inside a label."""
-    assert me.public_y is not None
-    return me.public_y.argsort(stable=True)
+        return self._alpha(roster.samples, len(roster.public_y))

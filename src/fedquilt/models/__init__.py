@@ -13,6 +13,7 @@ from torch import nn
 from fedquilt.models.blocks import Modular, dense
 from fedquilt.models.convolutional import FeddlImages, FeddlSignals, FedemCNN, ModflCifar, ModflStl, ThesisCNN
 from fedquilt.models.digits import DigitsNet
+from fedquilt.models.lora import LoraLinear, adapter_units, with_lora
 from fedquilt.models.mobilenet import MobileNetV2
 from fedquilt.models.plain import MLP, SmallCNN
 from fedquilt.models.recurrent import LSTM, ModflLSTM, modfl_hapt, modfl_realworld, modfl_wisdm
@@ -41,6 +42,7 @@ __all__ = [
     "FeddlImages",
     "FeddlSignals",
     "FedemCNN",
+    "LoraLinear",
     "MobileNetV2",
     "ModflCifar",
     "ModflLSTM",
@@ -48,8 +50,10 @@ __all__ = [
     "Modular",
     "SmallCNN",
     "ThesisCNN",
+    "adapter_units",
     "dense",
     "modfl_hapt",
     "modfl_realworld",
     "modfl_wisdm",
+    "with_lora",
 ]

@@ -9,11 +9,12 @@ under `torch.func.vmap` too.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 Gates = Literal["relaxed", "straight-through"]
 
@@ -25,6 +26,24 @@ def check_blocks(blocks: Sequence[int]) -> None:
             f"blocks={list(blocks)} is no pool: give at least two layers (encoders and outputs), "
             "each with one block or more"
         )
+
+
+def pick_by(
+    blocks: Sequence[int] | Mapping[str, Sequence[int]], trait: str, value: str, client: str
+) -> Sequence[int]:  # fmt: skip
+    """The blocks of a client's pool, where there is one for each value of a trait.
+
+    >>> pick_by({"old": [2, 2], "new": [3, 2]}, "device", "new", "a"), pick_by([3, 3], "device", "", "a")
+    ([3, 2], [3, 3])
+    """
+    if not isinstance(blocks, Mapping):
+        return blocks
+    if value not in blocks:
+        raise ValueError(
+            f"fedmn: client '{client}' has {trait} '{value}', for which blocks names no pool; it names "
+            f"{', '.join(blocks)}"
+        )
+    return blocks[value]
 
 
 def paths(blocks: Sequence[int]) -> int:
@@ -106,6 +125,43 @@ def decide(logits: Tensor, blocks: Sequence[int]) -> Tensor:
     return keep_one_path((logits > 0).to(logits.dtype), logits.sigmoid(), blocks)
 
 
+def drawn(logits: Tensor, noise: Tensor, blocks: Sequence[int]) -> Tensor:
+    """A binary decision drawn from eq. 10's probabilities, as eq. 5 does at any temperature; one path is always open.
+
+    >>> drawn(torch.tensor([0.0, 0.0, 2.0, 2.0]), torch.tensor([0.4, 0.6, 0.8, 0.8]), [1, 2]).tolist()
+    [1.0, 0.0, 1.0, 1.0]
+    """
+    return keep_one_path((noise < logits.sigmoid()).to(logits.dtype), logits.sigmoid(), blocks)
+
+
+def paths_between(active: Tensor, blocks: Sequence[int]) -> Tensor:
+    """(..., E) which paths have both their ends among the active blocks, (..., sum n_l).
+
+    >>> paths_between(torch.tensor([True, False, True, True]), [2, 2]).tolist()
+    [True, True, False, False, True, True]
+    """
+    parts = active.split_with_sizes(list(blocks), dim=-1)
+    above = [*parts[1:], torch.ones_like(active[..., :1])]
+    both = [lower.unsqueeze(-1) & upper.unsqueeze(-2) for lower, upper in zip(parts, above, strict=True)]
+    return torch.cat([matrix.flatten(-2) for matrix in both], dim=-1)
+
+
+def against_one_route(logits: Tensor, usual: Tensor) -> Tensor:
+    """Minus the information that a gate has about whose it is, as far as one client moves it.
+
+    The mutual information between client and gate is H(mean of Pi) - mean of H(Pi). Its gradient in one client's Pi
+    needs the mean over clients only (`usual`, from the round before): log-odds of the mean, less those of Pi.
+
+    >>> at_odds = against_one_route(torch.tensor([-3.0]), torch.tensor([0.9]))
+    >>> alike = against_one_route(torch.tensor([3.0]), torch.tensor([0.9]))
+    >>> bool(at_odds < alike)
+    True
+    """
+    pi = logits.sigmoid()
+    entropy = softplus(logits) - pi * logits  # of a Bernoulli variable, in nats
+    return (pi * usual.clamp(0.01, 0.99).logit() + entropy).mean()
+
+
 def binary_concrete(logits: Tensor, noise: Tensor, temperature: Tensor | float) -> Tensor:
     """Relaxed gates (eq. 5) from the logits of Pi and uniform noise in (0, 1).
 
@@ -118,11 +174,20 @@ def binary_concrete(logits: Tensor, noise: Tensor, temperature: Tensor | float) 
 
 
 def sample_gates(
-    logits: Tensor, noise: Tensor, temperature: Tensor | float, blocks: Sequence[int], kind: Gates = "relaxed"
+    logits: Tensor,
+    noise: Tensor,
+    temperature: Tensor | float,
+    blocks: Sequence[int],
+    kind: Gates = "relaxed",
+    within: Tensor | None = None,
 ) -> Tensor:
-    """Gates for training: the relaxed value, or its binary rounding with the relaxation's gradient."""
-    relaxed = binary_concrete(logits, noise, temperature)
+    """Gates for training: the relaxed value, or its binary rounding with the relaxation's gradient.
+
+    `within` (E,) are the paths that there are: the others are closed.
+    """
+    there = torch.ones_like(logits) if within is None else within.to(logits.dtype)
+    relaxed = binary_concrete(logits, noise, temperature) * there
     if kind == "relaxed":
         return relaxed
-    rounded = keep_one_path((relaxed > 0.5).to(relaxed.dtype), logits.sigmoid(), blocks)
+    rounded = keep_one_path((relaxed > 0.5).to(relaxed.dtype), logits.sigmoid() * there, blocks)
     return rounded.detach() + (relaxed - relaxed.detach())  # in brackets: an exact zero, so gates stay binary

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedquilt.copies import copy_of
+from fedquilt.families.copies import copy_of
 from fedquilt.models.gates import Gates, active_blocks, block_names, check_blocks, layers_of, paths, sample_gates
 
 Joint = Literal["product", "concat"]
@@ -158,7 +158,7 @@ class RoutedNetwork(nn.Module):
 
     `forward(x)` predicts along `route`, the client's binary decision; all paths are open until it is made.
     `forward(x, y=y)` gives the router's logits for these samples, and `forward(x, logits=logits, noise=noise)` predicts
-    with gates drawn from them, as in training.
+    with gates drawn from them, as in training, along the paths `within` if these are given.
 
     >>> net = RoutedNetwork(lambda: nn.Linear(4, 8), [2, 2], features=8, classes=3)
     >>> x, y = torch.randn(5, 4), torch.arange(5) % 3
@@ -217,21 +217,37 @@ class RoutedNetwork(nn.Module):
         logits: Tensor | None = None,
         noise: Tensor | None = None,
         temperature: Tensor | float = 1.0,
+        within: Tensor | None = None,
     ) -> Tensor:
         if y is not None:
             return cast(Tensor, self.router(x, y, mask))
         if logits is None or noise is None:
             return cast(Tensor, self.pool(x, self.route))
-        return cast(Tensor, self.pool(x, sample_gates(logits, noise, temperature, self.pool.blocks, self.gates)))
+        gates = sample_gates(logits, noise, temperature, self.pool.blocks, self.gates, within)
+        return cast(Tensor, self.pool(x, gates))
+
+
+def routed(model: nn.Module, blocks: Sequence[int], classes: int, width: int | None, **how: Any) -> RoutedNetwork:
+    """A client's model as a pool whose encoders have its weights; one that is a `RoutedNetwork` is taken as it is.
+
+    `width` is that of blocks between encoders and outputs (None: as the model's last hidden layer); `how` are further
+    settings of a `RoutedNetwork`.
+
+    >>> routed(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), [2, 2], 3, None).pool.blocks
+    (2, 2)
+    """
+    if isinstance(model, RoutedNetwork):
+        return model
+    encoder, features, hidden = split_head(model, len(blocks) - 1)
+    return RoutedNetwork(encoder, blocks, features=features, classes=classes, width=width or hidden, **how)
 
 
 def split_head(model: nn.Module, layers: int) -> tuple[Callable[[], nn.Module], int, int]:
     """A classifier's encoder: how to build one, how many features it gives, and the width of its last hidden layer.
 
     The encoder is the model without its linear layers at the top, at most `layers` of them and leaving one layer with
-    parameters in place; activations between them stay. Each call of the builder gives a new encoder whose weights are
-    the model's with the entries of each tensor shuffled: drawn at random independently, as initial weights are, they
-    are as good as drawn anew, from whatever distribution the model's author chose. The first has the model's own.
+    parameters in place; activations between them stay. Each call of the builder gives a new encoder with the model's
+    own weights, so that pretrained ones survive. Encoders that start alike do not stay so: the gates above them differ.
 
     >>> build, features, width = split_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), layers=2)
     >>> build()
@@ -255,17 +271,9 @@ def split_head(model: nn.Module, layers: int) -> tuple[Callable[[], nn.Module], 
     for path, _ in head:
         parent, _, child = path.rpartition(".")
         setattr(bare.get_submodule(parent), child, nn.Identity())
-    built = 0
 
     def build() -> nn.Module:
-        nonlocal built
-        encoder = copy_of(bare)
-        if built:
-            with torch.no_grad():
-                for tensor in encoder.parameters():
-                    tensor.copy_(tensor.flatten()[torch.randperm(tensor.numel())].view_as(tensor))
-        built += 1
-        return encoder
+        return copy_of(bare)
 
     return build, cast(nn.Linear, head[-1][1]).in_features, cast(nn.Linear, head[0][1]).in_features
 

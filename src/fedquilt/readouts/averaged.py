@@ -15,9 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.readouts.base import Look, Readout
-from fedquilt.stacks import Layout
-from fedquilt.view import StackView
+from fedquilt.families.layout import Layout
+from fedquilt.interface.client_stack import ClientStack
+from fedquilt.interface.readout import EvaluationContext, Readout
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,23 @@ class Averaged(Readout):
 
     kind: ClassVar[str] = "averaged"
 
-    def predictions(self, look: Look, split: str) -> Tensor:
+    def predictions(self, look: EvaluationContext, split: str) -> Tensor:
+        self._make(look)
+        return look.scores(self.name, split).argmax(2)
+
+    def logs(self, look: EvaluationContext, split: str) -> Tensor | None:
+        self._make(look)
+        return look.logs(self.name, split)
+
+    def _make(self, look: EvaluationContext) -> None:
         def between() -> Tensor:
             received, adapted = look.received.rows, look.adapted.rows
             between = torch.lerp(received, adapted, self.weight(look.received))
             return torch.where(received == adapted, received, between)  # there may be infinite values that stay home
 
         look.rows(self.name, between)
-        return look.scores(self.name, split).argmax(2)
 
-    def weight(self, view: StackView) -> Tensor:
+    def weight(self, view: ClientStack) -> Tensor:
         """(k, 1) or (k, width) how much the adapted model counts."""
         everyone = view.down.everyone if view.down is not None else 0
         if not everyone:
@@ -50,7 +57,7 @@ class AveragedByClass(Averaged):
 
     kind: ClassVar[str] = "averaged-by-class"
 
-    def weight(self, view: StackView) -> Tensor:
+    def weight(self, view: ClientStack) -> Tensor:
         share = super().weight(view)  # (k, 1)
         weight = share.expand(-1, view.rows.shape[1]).clone()
         table = view.data("train")

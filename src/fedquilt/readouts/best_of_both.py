@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.readouts.base import Look, Readout
+from fedquilt.interface.readout import EvaluationContext, Readout
 
 
 def most_trusted(predictions: Sequence[Tensor], measures: Sequence[Tensor]) -> Tensor:
@@ -42,7 +42,7 @@ class BestOfBoth(Readout):
 
     kind: ClassVar[str] = "best-of-both"
 
-    def predictions(self, look: Look, split: str) -> Tensor:
+    def predictions(self, look: EvaluationContext, split: str) -> Tensor:
         models = ("received", "adapted")
         measures = [look.measures(look.scores(model, "validation").argmax(2)) for model in models]
         return most_trusted([look.scores(model, split).argmax(2) for model in models], measures)

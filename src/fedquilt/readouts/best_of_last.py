@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.readouts.base import Look, Readout
+from fedquilt.interface.readout import EvaluationContext, Readout
 from fedquilt.readouts.best_of_both import most_trusted
 
 
@@ -32,11 +32,11 @@ class BestOfLast(Readout):
     def name(self) -> str:
         return f"{self.kind}-{self.k}"
 
-    def predictions(self, look: Look, split: str) -> Tensor:
+    def predictions(self, look: EvaluationContext, split: str) -> Tensor:
         validation, said = self._last(look, "validation"), self._last(look, split)  # (models, clients, n)
         return most_trusted(list(said), [look.measures(predicted) for predicted in validation])
 
-    def _last(self, look: Look, split: str) -> Tensor:
+    def _last(self, look: EvaluationContext, split: str) -> Tensor:
         """(models, clients, n) what the models of the last rounds say about a split, the newest first."""
         said, rounds = f"{self.name} {split}", f"{self.name} {split} rounds"
         now = torch.tensor([look.received.round] * 2)

@@ -6,7 +6,7 @@ function that compares has its module's name, so it is found there.
 >>> from fedquilt.report import as_markdown
 >>> from fedquilt.report.compare import compare
 >>> print(as_markdown(compare({"local": [[0.5], [0.5]]})).splitlines()[2])
-| **local** | **50.0 ± 0.0** | 50.0 |
+| **local** | **50.0** | 50.0 to 50.0 | 50.0 |
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedquilt.report.compare import Comparison, Curve, pair_up
-    from fedquilt.report.figures import page_data
-    from fedquilt.report.files import read_run, run_folders
     from fedquilt.report.page import data_json, render_page, write_page
+    from fedquilt.report.page_content import page_data
+    from fedquilt.report.read_runs import read_run, run_folders
     from fedquilt.report.tables import FORMATS, as_csv, as_latex, as_markdown, as_text
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
 
 _HOMES = {
     "compare": ("Comparison", "Curve", "pair_up"),
-    "figures": ("page_data",),
-    "files": ("read_run", "run_folders"),
+    "page_content": ("page_data",),
+    "read_runs": ("read_run", "run_folders"),
     "page": ("data_json", "render_page", "write_page"),
     "tables": ("FORMATS", "as_csv", "as_latex", "as_markdown", "as_text"),
 }

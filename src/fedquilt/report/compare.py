@@ -2,7 +2,9 @@
 
 The statistics, and why they are these, are in `statistics.py`. A difference is called *real* when Wilcoxon's p over
 clients, corrected by Holm over all pairs of methods, is below alpha, and the interval of the mean difference, which
-also allows for the spread over seeds, leaves out 0.
+also allows for the spread over seeds, leaves out 0. A method is *level with the best* unless that interval, of the
+difference to the best, is above 0: with few clients Wilcoxon's p cannot fall below alpha, and is no reason to put a
+method that is far behind among the best.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from numpy.typing import ArrayLike
 from fedquilt.report.statistics import (
     Floats,
     Interval,
+    bounded,
     holm,
     mean_interval,
     score_table,
+    seed_deviation,
     share_gaining,
     signed_rank,
     without_noise,
@@ -73,7 +77,8 @@ class MethodRow:
     """One line of a comparison."""
 
     name: str
-    score: Interval
+    score: Interval  # within 0 and 1
+    over_seeds: float | None  # standard deviation of the means of seeds
     spread: float
     worst_decile: float
     gain: Interval | None
@@ -184,7 +189,8 @@ def compare(
         rows.append(
             MethodRow(
                 name=name,
-                score=mean_interval(table, level),
+                score=bounded(mean_interval(table, level), 0.0, 1.0),
+                over_seeds=seed_deviation(table),
                 spread=float(table.mean(axis=1).std(ddof=1)) if clients > 1 else 0.0,
                 worst_decile=worst_decile(table),
                 gain=None if by_oneself is None else mean_interval(table - by_oneself, level),
@@ -194,7 +200,7 @@ def compare(
                 seeds_reaching=len(hits),
                 megabytes=_median(moved),
                 best=name == best,
-                level_with_best=name == best or not found.difference(best, name).real,
+                level_with_best=name == best or found.difference(best, name).interval.low <= 0,
                 against_reference=None if reference in (None, name) else found.difference(name, str(reference)),
             )
         )

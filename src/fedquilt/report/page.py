@@ -19,9 +19,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedquilt.everyday import finite
-from fedquilt.files import write_text
-from fedquilt.report.figures import page_data
+from fedquilt._util.files import write_text
+from fedquilt._util.wording import finite
+from fedquilt.report.page_content import page_data
 
 SCRIPTS = ("core.js", "figure.js", "curves.js", "clients.js", "client.js", "quilt.js", "paths.js", "main.js")
 
@@ -36,7 +36,7 @@ def write_page(
 ) -> Path:
     """Write one self-contained HTML file about these run directories, and return its path.
 
-    `reference` is the method the others are set against (default: "local", else "fedavg", else the first), `target` the
+    `reference` is the method the others are set against (default: "fedavg", else "local", else the first), `target` the
     accuracy that rounds and megabytes are counted to (default: 95 % of the best method's).
     """
     text = render_page(page_data(run_dirs, title=title, reference=reference, target=target))

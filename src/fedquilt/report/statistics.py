@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from fedquilt import everyday
+from fedquilt._util import wording
 
 Floats = NDArray[np.float64]
 
@@ -75,13 +75,42 @@ def mean_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def bounded(interval: Interval, low: float, high: float) -> Interval:
+    """An interval without what cannot be: an accuracy is not above 1 however wide Student's t is.
+
+    >>> bounded(Interval(0.9, 0.65, 1.15), 0, 1)
+    Interval(mean=0.9, low=0.65, high=1)
+    """
+    return Interval(interval.mean, max(interval.low, low), min(interval.high, high))
+
+
+def seed_deviation(values: ArrayLike) -> float | None:
+    """The standard deviation over seeds of the mean over clients, as papers print it; None of one seed.
+
+    >>> seed_deviation([[0.25, 0.75], [0.5, 1.0], [0.0, 0.5]]), seed_deviation([[0.5], [0.7]])
+    (0.3535533905932738, None)
+    """
+    means = score_table(values).mean(axis=0)
+    return float(means.std(ddof=1)) if len(means) > 1 else None
+
+
+def ranks(values: Sequence[float]) -> list[int]:
+    """Places from the highest number down; what is equal shares the better place.
+
+    >>> ranks([0.5, 0.9, 0.9, 0.7])
+    [4, 1, 1, 3]
+    """
+    clean = without_noise(values).tolist()
+    return [1 + sum(other > value for other in clean) for value in clean]
+
+
 def worst_decile(values: ArrayLike) -> float:
     """Mean over the worst tenth of the clients (at least one), each client first averaged over its seeds.
 
     >>> worst_decile([[c / 20] for c in range(20)])
     0.025
     """
-    return everyday.worst_decile(score_table(values).mean(axis=1).tolist())
+    return wording.worst_decile(score_table(values).mean(axis=1).tolist())
 
 
 def share_gaining(values: ArrayLike, alone: ArrayLike) -> float:

@@ -1,7 +1,8 @@
 """A comparison as a table: text for the terminal, CSV, LaTeX and Markdown.
 
-Accuracies are printed in per cent with half the width of their interval. Bold: the best method and those whose
-difference to it is not real. An arrow: really better or worse than the reference.
+Accuracies are printed in per cent as papers do, with the standard deviation over seeds; beside them their interval.
+Bold: the best method and those that are not significantly behind it. An arrow: really better or worse than the
+reference.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from fedquilt.everyday import megabytes, percent
+from fedquilt._util.wording import megabytes, percent
 from fedquilt.report.compare import Comparison, MethodRow
-from fedquilt.report.statistics import Interval
+from fedquilt.report.statistics import Interval, ranks
+
+_RANK = "rank by mean, worst decile, gaining"
+_DISPENSABLE = ("p (Holm)", "95 % interval", "MB to", "rank", "clients gaining", "MB a seed", "worst decile")
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
     rows = comparison.rows
     columns: list[tuple[str, list[Cell]]] = [
         ("method", [Cell(r.name, r.level_with_best) for r in rows]),
-        ("accuracy %", [Cell(interval_in_percent(r.score), r.level_with_best) for r in rows]),
+        ("accuracy %", [Cell(_as_papers(r), r.level_with_best) for r in rows]),
+        (f"{100 * comparison.level:.0f} % interval", [Cell(_from_to(r.score)) for r in rows]),
         ("worst decile %", [Cell(f"{100 * r.worst_decile:.1f}") for r in rows]),
     ]
     if any(r.gain for r in rows):
@@ -46,29 +51,41 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
         if any(r.megabytes_to_target is not None for r in rows):
             columns.append((f"MB to {goal}", [Cell(megabytes(r.megabytes_to_target)) for r in rows]))
     if any(r.megabytes is not None for r in rows):
-        columns.append(("MB in all", [Cell(megabytes(r.megabytes)) for r in rows]))
+        columns.append(("MB a seed", [Cell(megabytes(r.megabytes)) for r in rows]))
+    if len(rows) > 2:
+        columns.append((_RANK, [Cell(told) for told in _ranked(rows)]))
     if comparison.reference is not None and len(rows) > 1:
         columns.append((f"against {comparison.reference}", [Cell(_against(r)) for r in rows]))
         columns.append(("p (Holm)", [Cell(_p(r)) for r in rows]))
     return [title for title, _ in columns], [list(row) for row in zip(*(column for _, column in columns), strict=True)]
 
 
-def as_text(comparison: Comparison) -> Table:
-    """A table for `rich.print`; names are text, never markup.
+def as_text(comparison: Comparison, width: int = 80) -> Table:
+    """A table for `rich.print` that many columns wide; names are text, never markup.
+
+    Cells are not broken: what there is no room for is left out, the least important first, and named below.
 
     >>> from fedquilt.report.compare import compare
     >>> as_text(compare({"local": [[0.5]] * 6, "feddl": [[0.75]] * 6}, reference="local")).row_count
     2
     """
     headings, rows = cells(comparison)
-    table = Table(caption="\n".join(explanations(comparison)) or None, caption_justify="left", box=None, pad_edge=False)
-    table.collapse_padding = True
-    for i, heading in enumerate(headings):
-        # headings are broken into lines, so that cells need not be on a terminal of the usual width
-        widest = max(len(text) for text in (*heading.split(), *(row[i].text for row in rows)))
-        table.add_column(Text(textwrap.fill(heading, widest)), justify="right" if i else "left", no_wrap=not i)
+    widths = [_width(heading, [row[i].text for row in rows]) for i, heading in enumerate(headings)]
+    shown, left_out = list(range(len(headings))), []
+    for dispensable in _DISPENSABLE:
+        at = next((i for i in shown if headings[i].startswith(dispensable)), None)
+        if at is not None and sum(widths[i] + 1 for i in shown) - 1 > width:
+            shown.remove(at)
+            left_out.append(headings[at])
+    told = explanations(comparison)
+    if left_out:
+        told.append(f"No room here for: {'; '.join(left_out)}. A wider terminal or another --format has them.")
+    table = Table(caption="\n".join(told), caption_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for i in shown:
+        # headings are broken into lines, so that cells need not be
+        table.add_column(Text(textwrap.fill(headings[i], widths[i])), justify="right" if i else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(cell.text, style="bold" if cell.bold else "") for cell in row))
+        table.add_row(*(Text(row[i].text, style="bold" if row[i].bold else "") for i in shown))
     return table
 
 
@@ -94,7 +111,8 @@ def records(comparison: Comparison) -> list[dict[str, str | float | bool | None]
     for r in comparison.rows:
         d = r.against_reference
         line: dict[str, str | float | bool | None] = {"method": r.name}
-        line |= _spread_out("accuracy", r.score) | {"spread_over_clients": r.spread, "worst_decile": r.worst_decile}
+        line |= _spread_out("accuracy", r.score) | {"deviation_over_seeds": r.over_seeds}
+        line |= {"spread_over_clients": r.spread, "worst_decile": r.worst_decile}
         line |= _spread_out("gain", r.gain) | {"share_gaining": r.share_gaining, "target": comparison.target}
         line |= {"rounds_to_target": r.rounds_to_target, "megabytes_to_target": r.megabytes_to_target}
         line |= {"seeds_reaching": r.seeds_reaching, "megabytes": r.megabytes}
@@ -110,7 +128,7 @@ def as_latex(comparison: Comparison) -> str:
 
     >>> from fedquilt.report.compare import compare
     >>> print(as_latex(compare({"fed_avg": [[0.5], [0.5]]})).splitlines()[4])
-    \\textbf{fed\\_avg} & \\textbf{50.0 $\\pm$ 0.0} & 50.0 \\\\
+    \\textbf{fed\\_avg} & \\textbf{50.0} & 50.0 to 50.0 & 50.0 \\\\
     """
     headings, rows = cells(comparison)
 
@@ -130,7 +148,7 @@ def as_markdown(comparison: Comparison) -> str:
 
     >>> from fedquilt.report.compare import compare
     >>> print(as_markdown(compare({"fed|avg": [[0.5], [0.5]]})).splitlines()[2])
-    | **fed\\|avg** | **50.0 ± 0.0** | 50.0 |
+    | **fed\\|avg** | **50.0** | 50.0 to 50.0 | 50.0 |
     """
     headings, rows = cells(comparison)
     lines = [
@@ -148,9 +166,12 @@ def explanations(comparison: Comparison) -> list[str]:
     """What the signs mean, and what the numbers cannot say."""
     c = comparison
     clients, seeds = _count(c.clients, "client"), _count(c.seeds, "seed")
-    told = [f"Mean over {clients} and {seeds}, ± half the {100 * c.level:.0f} % interval over both."]
+    told = [f"Accuracy: mean over {clients} and {seeds}{', ± standard deviation over seeds' if c.seeds > 1 else ''}."]
+    told.append(f"Intervals (of differences: ± half) are {100 * c.level:.0f} % over clients and seeds.")
     if len(c.rows) > 1:
-        told.append(f"Bold: the best method ({c.best}) and those not really different from it.")
+        told.append(f"Bold: the best method ({c.best}) and those not significantly behind it (paired interval).")
+    if any(r.megabytes is not None for r in c.rows):
+        told.append("MB: sent and received by all clients together in the run of one seed, the median over seeds.")
     if c.reference is not None and len(c.rows) > 1:
         told.append(
             f"▲ ▼: really better or worse than {c.reference} (Wilcoxon over clients, Holm over all pairs, and the "
@@ -167,6 +188,31 @@ def interval_in_percent(interval: Interval | None, sign: bool = False) -> str:
     """
     mean = percent(None if interval is None else interval.mean, sign)
     return mean if interval is None or interval.half == float("inf") else f"{mean} ± {percent(interval.half)}"
+
+
+def _as_papers(row: MethodRow) -> str:
+    """A mean with its standard deviation over seeds, where there are several."""
+    deviation = "" if row.over_seeds is None else f" ± {percent(row.over_seeds)}"
+    return percent(row.score.mean) + deviation
+
+
+def _from_to(interval: Interval) -> str:
+    """An accuracy's interval in per cent; none where one number is all there is."""
+    nothing = (interval.low, interval.high) == (0.0, 1.0)
+    return "–" if nothing else f"{percent(interval.low)} to {percent(interval.high)}"
+
+
+def _ranked(rows: Sequence[MethodRow]) -> list[str]:
+    """Each method's places by mean, by worst decile and, where it is known, by clients gaining over alone."""
+    numbers = [[r.score.mean for r in rows], [r.worst_decile for r in rows]]
+    gaining = [r.share_gaining for r in rows if r.share_gaining is not None]
+    by = [ranks(each) for each in [*numbers, *([gaining] if len(gaining) == len(rows) else [])]]
+    return [", ".join(str(place) for place in places) for places in zip(*by, strict=True)]
+
+
+def _width(heading: str, texts: Sequence[str]) -> int:
+    """The columns that a column of the table takes: its widest cell, or the longest word of its heading."""
+    return max(len(text) for text in (*heading.split(), *texts))
 
 
 def spreadsheet_safe(text: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedquilt.everyday import first_line as describe
-from fedquilt.everyday import settings_of
+from fedquilt._util.wording import first_line as describe
+from fedquilt._util.wording import settings_of
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios import animals, digits, feddl, fedem, modfl_images, modfl_signals, thesis
 from fedquilt.scenarios.registry import Builder, build_from

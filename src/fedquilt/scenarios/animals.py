@@ -11,10 +11,10 @@ from fedquilt.client import Change, Client, ModelBuilder
 from fedquilt.data import Dataset, load
 from fedquilt.data.partition import Ints, by_label_sets, label_streams
 from fedquilt.data.splits import random_split
+from fedquilt.engines.settings import Training
 from fedquilt.models import MLP, SmallCNN
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.inputs import centred
-from fedquilt.training.settings import Training
 
 USERS = {"user-1": ("cat", "dog"), "user-2": ("dog", "sheep"), "user-3": ("sheep", "elephant")}
 FIRST = {"user-1": (16, 32), "user-2": (16, 16, 32), "user-3": (16, 32)}

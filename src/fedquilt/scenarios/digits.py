@@ -5,14 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
-from fedquilt.client import Client
-from fedquilt.data import load
+from fedquilt.client import Client, Pair
+from fedquilt.data import Dataset, load
 from fedquilt.data.partition import by_label_sets, subset
 from fedquilt.data.splits import random_split
+from fedquilt.engines.settings import Training
 from fedquilt.models.digits import DigitsNet
 from fedquilt.scenario import Scenario
-from fedquilt.training.settings import Training
 
 COHORTS = {
     "north": (0, 1, 2, 3, 4, 5),
@@ -27,10 +28,14 @@ EXCHANGED = {
     "south": ((4, 7), (5, 8), (6, 9)),
     "west": ((0, 8), (1, 9), (2, 3)),
 }
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 PIXELS = {"gen1": 4, "gen2": 8}
 
 
-def digits(seed: int = 0, clients: int = 24, noise: float = 0.1, renamed: int = 0, fraction: float = 1.0) -> Scenario:
+def digits(
+    seed: int = 0, clients: int = 24, noise: float = 0.1, renamed: int = 0, fraction: float = 1.0, common: int = 0
+) -> Scenario:
     """Handwritten digits (bundled): 24 clients, two sensor generations, four cohorts with 6 of the 10 digits each.
 
     scikit-learn's 1797 digits of 8 x 8 pixels. Clients of device "gen2" see them as they are, clients of "gen1" in
@@ -48,6 +53,9 @@ def digits(seed: int = 0, clients: int = 24, noise: float = 0.1, renamed: int = 
     the cohorts disagree about what a digit is called and one head for all can only be a compromise. With the default,
     0, every digit keeps its name and cohorts differ in their label sets alone.
 
+    `common` samples of each digit go to the server, as both generations of sensors see them, to compare models or to
+    share scores on, and as many again to measure shared scores on (`public_test`).
+
     >>> scenario = digits()
     >>> len(scenario.clients), scenario.clients[0].traits
     (24, {'device': 'gen1', 'cohort': 'north'})
@@ -62,16 +70,16 @@ def digits(seed: int = 0, clients: int = 24, noise: float = 0.1, renamed: int = 
     data = data.take(subset(data.y, fraction, seed))
     if clients > len(data):
         raise ValueError(f"scenario 'digits' has {len(data)} samples for clients={clients}; give fewer clients")
+    public = _of_each(data.y, common, seed)
+    reference, apart = (_as_seen(data.take(half), noise, [seed, clients, at]) for at, half in enumerate(public))
+    data = data.take(np.setdiff1d(np.arange(len(data)), public))
     images, y = data.images(), data.y  # (1797, 1, 8, 8) in [0, 1]
     devices, cohorts = list(PIXELS), list(COHORTS)
     traits = [{"device": devices[i % 2], "cohort": cohorts[i // 2 % 4]} for i in range(clients)]
     partition = by_label_sets(y, [COHORTS[t["cohort"]] for t in traits], everything=True, seed=seed)
     made = []
     for i, (trait, mine) in enumerate(zip(traits, partition, strict=True)):
-        seen = images[mine]
-        if trait["device"] == "gen1":
-            seen = seen.reshape(-1, 1, 4, 2, 4, 2).mean(axis=(3, 5))  # (n, 1, 4, 4)
-        seen = seen + np.random.default_rng([seed, i]).normal(0, noise, seen.shape).astype(np.float32)
+        seen = _sensed(images[mine], trait["device"], noise, [seed, i])
         called = np.arange(10)
         for a, b in EXCHANGED[trait["cohort"]][:renamed]:
             called[[a, b]] = called[[b, a]]
@@ -89,4 +97,29 @@ def digits(seed: int = 0, clients: int = 24, noise: float = 0.1, renamed: int = 
             )
         )
     training = Training(rounds=20, epochs=4, batch=8, optimiser="sgd", lr=0.2)
-    return Scenario("digits", made, training, label_names=[str(d) for d in range(10)])
+    names = [str(d) for d in range(10)]
+    if not common:
+        return Scenario("digits", made, training, label_names=names)
+    return Scenario("digits", made, training, reference, apart, names)
+
+
+def _of_each(y: Ints, number: int, seed: int) -> Ints:
+    """(2, n) so many samples of each label, and as many others."""
+    most = int(np.bincount(y).min()) // 2
+    if not 0 <= number < most:
+        raise ValueError(f"scenario 'digits' with common={number}: give 0 to {most - 1} samples of each digit")
+    rng = np.random.default_rng([seed, 1])
+    drawn = [rng.permutation(np.flatnonzero(y == label))[: 2 * number].reshape(2, -1) for label in np.unique(y)]
+    return np.concatenate(drawn, axis=1)
+
+
+def _as_seen(data: Dataset, noise: float, seed: list[int]) -> dict[str, dict[str, Pair]]:
+    """The same digits as each generation of sensors sees them."""
+    return {"device": {device: (_sensed(data.images(), device, noise, seed), data.y) for device in PIXELS}}
+
+
+def _sensed(images: Floats, device: str, noise: float, seed: list[int]) -> Floats:
+    """Images (n, 1, 8, 8) as a generation of sensors sees them."""
+    seen = images.reshape(-1, 1, 4, 2, 4, 2).mean(axis=(3, 5)) if device == "gen1" else images
+    noisy: Floats = seen + np.random.default_rng(seed).normal(0, noise, seen.shape).astype(np.float32)
+    return noisy

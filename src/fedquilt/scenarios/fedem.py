@@ -11,10 +11,10 @@ from fedquilt.data import Dataset, load
 from fedquilt.data.dirichlet import dirichlet, pachinko
 from fedquilt.data.partition import Partition, by_subject, subset
 from fedquilt.data.splits import random_split
+from fedquilt.engines.settings import Training
 from fedquilt.models import FedemCNN, MobileNetV2, SmallCNN
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.inputs import centred
-from fedquilt.training.settings import Training
 
 SHARES = (0.70, 0.10, 0.20)  # the paper's 80/20, with validation taken from its training part
 AT_LEAST = 20  # samples a client, so that there is something to validate and to test on

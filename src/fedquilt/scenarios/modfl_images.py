@@ -11,11 +11,11 @@ from fedquilt.data import Dataset, load
 from fedquilt.data.partition import Ints
 from fedquilt.data.skew import Array, coarser, grey
 from fedquilt.data.splits import random_split
+from fedquilt.engines.settings import Training
 from fedquilt.models import ModflCifar, ModflStl
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.cohorts import Generation, cohort_clients, per_label_sample
 from fedquilt.scenarios.inputs import centred
-from fedquilt.training.settings import Training
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "horse", "ship", "truck")
 STL = ("airplane", "car", "bird", "cat", "deer", "dog", "horse", "ship", "truck")

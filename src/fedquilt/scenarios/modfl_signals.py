@@ -10,10 +10,10 @@ from fedquilt.client import ModelBuilder
 from fedquilt.data import Dataset, choose_channels, cut_windows, load, resample
 from fedquilt.data.partition import Ints
 from fedquilt.data.splits import Parts, time_split
+from fedquilt.engines.settings import Training
 from fedquilt.models import modfl_hapt, modfl_realworld, modfl_wisdm
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.cohorts import Generation, cohort_clients
-from fedquilt.training.settings import Training
 
 NAMES = ("walking", "upstairs", "downstairs", "sitting", "standing")
 HAPT = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING")

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedquilt.addresses import load_file
-from fedquilt.names import unknown
+from fedquilt._util.addresses import load_file
+from fedquilt._util.plain_values import python, whole
+from fedquilt._util.suggest import did_you_mean
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.registry import Builder
-from fedquilt.values import python, whole
 
 
 def split_address(text: str) -> tuple[Path, str] | None:
@@ -37,7 +37,7 @@ def function_of(path: Path, function: str) -> Builder:
     found = getattr(module, function, None)
     if not inspect.isfunction(found):
         here = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        raise ValueError(f"{path}: {unknown(function, here or ['none'], 'function')}; write {path}:function")
+        raise ValueError(f"{path}: {did_you_mean(function, here or ['none'], 'function')}; write {path}:function")
     built: Builder = found
     return built
 

@@ -11,10 +11,10 @@ from fedquilt.client import Client, ModelBuilder
 from fedquilt.data import Dataset, load
 from fedquilt.data.partition import specialists, subset
 from fedquilt.data.splits import random_split
+from fedquilt.engines.settings import Training
 from fedquilt.models import ThesisCNN
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.inputs import centred
-from fedquilt.training.settings import Training
 
 EXTRA_MNIST = (4, 1, 4, 1, 3, 2, 2, 3, 4, 3)
 EXTRA_CIFAR = (3, 3, 3, 1, 2, 2, 2, 3, 4, 1)

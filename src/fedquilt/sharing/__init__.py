@@ -1,6 +1,7 @@
 """Sharing: plans, the circles they are made of, merging, and what moves. Knows tensors, no models."""
 
-from fedquilt.sharing.circles import (
+from fedquilt.sharing.clustering import cluster_updates, cosine_distance, keep_ids
+from fedquilt.sharing.grouping import (
     adjusted_rand,
     affinity,
     circles_by_labels,
@@ -8,14 +9,14 @@ from fedquilt.sharing.circles import (
     group_by_affinity,
     refine,
 )
-from fedquilt.sharing.clusters import cluster_updates, cosine_distance, keep_ids
-from fedquilt.sharing.merge import MERGES, Mean, Rule, inherit, install, mean, median, merge_unit, pick
-from fedquilt.sharing.patterns import by_labels, by_trait, everyone, nobody
+from fedquilt.sharing.merge import MERGES, Mean, Rule, inherit, install, mean, median, merge_unit, mix, pick
+from fedquilt.sharing.mixedunit import AnyUnit, MixedUnit
+from fedquilt.sharing.patterns import by_labels, by_trait, everyone, in_use, nobody
 from fedquilt.sharing.plan import Plan
-from fedquilt.sharing.robust import Krum, Median, TrimmedMean
-from fedquilt.sharing.sums import Merged, Sums
+from fedquilt.sharing.robust import Krum, Median, TrimmedMean, squared_distances
 from fedquilt.sharing.traffic import Traffic, traffic
-from fedquilt.sharing.unitplan import PRIVATE, AnyUnit, MixedUnit, UnitPlan
+from fedquilt.sharing.unitplan import PRIVATE, UnitPlan
+from fedquilt.sharing.weighted_sums import Merged, Sums
 
 __all__ = [
     "MERGES",
@@ -42,14 +43,17 @@ __all__ = [
     "cosine_distance",
     "everyone",
     "group_by_affinity",
+    "in_use",
     "inherit",
     "install",
     "keep_ids",
     "mean",
     "median",
     "merge_unit",
+    "mix",
     "nobody",
     "pick",
     "refine",
+    "squared_distances",
     "traffic",
 ]

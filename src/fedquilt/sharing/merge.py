@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedquilt.names import unknown
+from fedquilt._util.suggest import did_you_mean
+from fedquilt.sharing.mixedunit import AnyUnit, MixedUnit
 from fedquilt.sharing.robust import Krum, Median, TrimmedMean
-from fedquilt.sharing.sums import Merged, Sums
-from fedquilt.sharing.unitplan import AnyUnit, MixedUnit
+from fedquilt.sharing.weighted_sums import Merged, Sums
 
 Part = tuple[Tensor, Tensor]  # client numbers (k,) and their copies (k, size)
 
@@ -56,15 +56,16 @@ def pick(name: str, **settings: Any) -> Rule:
     TrimmedMean(share=0.2)
     """
     if name not in MERGES:
-        raise ValueError(unknown(name, MERGES, "merge"))
+        raise ValueError(did_you_mean(name, MERGES, "merge"))
     return MERGES[name](**settings)
 
 
 def merge_unit(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merged:
     """What was sent of one unit, merged by its plan. `parts`: one pair of client numbers and copies per family.
 
-    Whoever is not in a part is not heard. The rows of the result are those of `unit.labels`; clients of a mixed unit
-    have a row each. Means add part by part; the robust rules look at all copies together.
+    Whoever is not in a part is not heard. The rows of the result are those of `unit.labels`; of a mixed unit each
+    client has a row of its own, its copy, to be mixed when somebody receives it (`mix`): who is not heard in a round is
+    in the mixtures with what it sent last. Means add part by part; the robust rules look at all copies together.
 
     >>> from fedquilt.sharing.unitplan import UnitPlan
     >>> unit = UnitPlan(circle=[5, 5, -1, 2], weight=[1, 3, 1, 1])
@@ -80,17 +81,24 @@ def merge_unit(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merge
     if not parts:
         nobody = torch.zeros(here.count, dtype=torch.bool, device=device)
         return Merged(torch.zeros(here.count, size, device=device), nobody, nobody[:0], nobody.float())
-    if isinstance(here, MixedUnit):
-        if not isinstance(rule, Mean):
-            raise ValueError(f"a mixed unit has no circles, so {rule} cannot merge it; use 'mean', or plan circles")
-        sums = [Sums.mixed(values, here.matrix[:, ids]) for ids, values in parts]
-    elif isinstance(rule, Mean):
-        rows = [None if here.count == 1 else here.row[ids] for ids, _ in parts]
-        sums = [Sums.of(v, row, here.weight[ids], here.count) for row, (ids, v) in zip(rows, parts, strict=True)]
-    else:
+    if isinstance(here, MixedUnit) and not isinstance(rule, Mean):
+        raise ValueError(f"a mixed unit has no circles, so {rule} cannot merge it; use 'mean', or plan circles")
+    weight = torch.ones(len(here), device=device) if isinstance(here, MixedUnit) else here.weight
+    if not isinstance(rule, Mean):
         ids, values = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        return rule(values, here.row[ids], here.weight[ids], here.count)
+        return rule(values, here.row[ids], weight[ids], here.count)
+    rows = [None if here.count == 1 else here.row[ids] for ids, _ in parts]
+    sums = [Sums.of(v, row, weight[ids], here.count) for row, (ids, v) in zip(rows, parts, strict=True)]
     return sum(sums[1:], sums[0]).mean()
+
+
+def mix(shares: Tensor, copies: Tensor) -> Merged:
+    """Mixtures of copies (K, size), one for each row of shares (R, K); shares count in proportion to their sum.
+
+    >>> mix(torch.tensor([[0.5, 0.25, 0.0]]), torch.tensor([[2.0], [8.0], [100.0]])).value
+    tensor([[4.]])
+    """
+    return Sums.mixed(copies, shares).mean()
 
 
 def install(own: Tensor, received: Tensor, pull: Tensor) -> Tensor:

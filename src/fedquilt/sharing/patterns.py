@@ -1,14 +1,16 @@
-"""Plans of the usual patterns: everyone, nobody, by trait, by label."""
+"""Plans of the usual patterns: everyone, nobody, by trait, by label, and among those who have a use for a unit."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 
 import torch
+from torch import Tensor
 
-from fedquilt.sharing.circles import circles_by_labels, circles_by_trait
+from fedquilt.sharing.grouping import circles_by_labels, circles_by_trait
 from fedquilt.sharing.plan import Plan
-from fedquilt.sharing.unitplan import Numbers, UnitPlan
+from fedquilt.sharing.planned import Numbers
+from fedquilt.sharing.unitplan import UnitPlan
 
 
 def everyone(units: Sequence[str], samples: Numbers, pull: Numbers | float = 1.0) -> Plan:
@@ -70,3 +72,24 @@ def by_labels(
     return Plan(
         {name: UnitPlan(circle[c], loud[:, c] if loud.ndim == 2 else loud, pull) for c, name in enumerate(names)}
     )
+
+
+def in_use(circle: Tensor, using: Tensor, samples: Tensor) -> tuple[UnitPlan, Tensor]:
+    """A unit in its circles (K,), shared by those who have a use for it now, (K,); and who is asked to send it too.
+
+    A circle outlasts its users: its value is kept where nobody has a use for it, and whoever is the only one sends its
+    copy too, so that the next to join starts from that.
+
+    >>> plan, asked = in_use(torch.tensor([0, 0, 0]), torch.tensor([True, False, False]), torch.ones(3))
+    >>> plan.lists, asked.tolist()
+    ({'circle': [0, -1, -1], 'weight': [1.0, 0.0, 0.0], 'pull': [1.0, 0.0, 0.0]}, [True, False, False])
+    """
+    using = using & (circle >= 0)
+    inside, alone = using.clone(), torch.zeros_like(using)
+    for number in sorted(set(circle.tolist()) - {-1}):
+        members = circle == number
+        if not bool(using[members].any()):
+            inside[members.nonzero()[0]] = True  # weight and pull 0: nothing moves, but the value is kept
+        elif int(using[members].sum()) == 1:
+            alone |= using & members
+    return UnitPlan(torch.where(inside, circle, -1), samples * using, using.float()), alone

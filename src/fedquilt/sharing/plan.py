@@ -14,14 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedquilt.sharing.unitplan import AnyUnit, MixedUnit, Numbers, UnitPlan
+from fedquilt.sharing.mixedunit import AnyUnit, MixedUnit
+from fedquilt.sharing.planned import Numbers
+from fedquilt.sharing.unitplan import UnitPlan
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class Plan:
     """Who shares which unit with whom. `asked[unit][i]`: client i also sends that unit to be looked at, merged or not.
 
-    `offered[unit][i]`: client i is sent the values of all circles of that unit, to choose from.
+    `offered[unit][i]`: client i is sent the values of all circles of that unit, to choose from. `copies[unit][i]`: it
+    is sent single copies of a mixed unit, those of the clients of these numbers, -1 for none.
 
     >>> plan = Plan({"conv": UnitPlan([0, 0, 0], [10, 20, 30]), "head": UnitPlan([-1, -1, -1])})
     >>> print(plan)
@@ -34,11 +37,12 @@ class Plan:
     units: Mapping[str, AnyUnit]
     asked: Mapping[str, Tensor]
     offered: Mapping[str, Tensor]
+    copies: Mapping[str, Tensor]
     clients: int
 
     def __init__(
         self, units: Mapping[str, AnyUnit], asked: Mapping[str, Numbers] | None = None,
-        offered: Mapping[str, Numbers] | None = None,
+        offered: Mapping[str, Numbers] | None = None, copies: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
         if not units:
             raise ValueError("a plan needs at least one unit; cut the model into units first")
@@ -57,6 +61,7 @@ class Plan:
         object.__setattr__(self, "clients", clients)
         object.__setattr__(self, "asked", self._masks("asked", asked or {}))
         object.__setattr__(self, "offered", self._masks("offered", offered or {}))
+        object.__setattr__(self, "copies", self._numbers(copies or {}))
 
     def _masks(self, what: str, given: Mapping[str, Numbers]) -> Mapping[str, Tensor]:
         """(K,) bool by unit; units for nobody are left out."""
@@ -75,9 +80,26 @@ class Plan:
                 masks[name] = mask
         return MappingProxyType(masks)
 
+    def _numbers(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """(K, M) clients' numbers by unit."""
+        found: dict[str, Tensor] = {}
+        for name, numbers in given.items():
+            if not isinstance(self.units.get(name), MixedUnit):
+                raise ValueError(
+                    f"copies of unit '{name}' are offered, but it is no mixed unit of the plan: make it one"
+                )
+            whole = torch.as_tensor(numbers).detach().to("cpu", torch.int64, copy=True)
+            if whole.ndim != 2 or len(whole) != self.clients or bool(((whole < -1) | (whole >= self.clients)).any()):
+                raise ValueError(
+                    f"unit '{name}': copies has shape {tuple(whole.shape)}; give each of {self.clients} clients as "
+                    "many numbers of clients, -1 for none"
+                )
+            found[name] = whole
+        return MappingProxyType(found)
+
     def __reduce__(self) -> tuple[type[Plan], tuple[dict[str, Any], ...]]:
         # the read-only views themselves cannot be copied
-        return Plan, (dict(self.units), dict(self.asked), dict(self.offered))
+        return Plan, (dict(self.units), dict(self.asked), dict(self.offered), dict(self.copies))
 
     def __getitem__(self, unit: str) -> AnyUnit:
         if unit not in self.units:
@@ -150,15 +172,24 @@ class Plan:
                         f"unit '{name}': clients '{names[other]}' and '{names[i]}' share it, but one has the shapes "
                         f"{shapes[other]} and the other {shapes[i]}; plan them in different circles"
                     )
+            for i, others in enumerate(self.copies[name].tolist() if name in self.copies else ()):
+                wrong = [j for j in others if j >= 0 and shapes[j] != shapes[i]]
+                if wrong:
+                    raise ValueError(
+                        f"unit '{name}': client '{names[i]}' is offered the copy of '{names[wrong[0]]}', which has "
+                        "other shapes; offer copies of its own shapes"
+                    )
 
     def but(self, units: Mapping[str, AnyUnit] | None = None, asked: Mapping[str, Numbers] | None = None) -> Plan:
         """A plan with some units changed or added; `asked` replaces what was asked before, None keeps it."""
-        return Plan({**self.units, **(units or {})}, self.asked if asked is None else asked, self.offered)
+        now = self.asked if asked is None else asked
+        return Plan({**self.units, **(units or {})}, now, self.offered, self.copies)
 
     def __or__(self, other: Plan) -> Plan:
         """Both plans' units side by side, as in `everyone(base, samples) | nobody(head, clients)`."""
         return Plan(
-            {**self.units, **other.units}, {**self.asked, **other.asked}, {**self.offered, **other.offered}
+            {**self.units, **other.units}, {**self.asked, **other.asked}, {**self.offered, **other.offered},
+            {**self.copies, **other.copies},
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
@@ -170,6 +201,7 @@ class Plan:
             and all(unit == other.units[name] for name, unit in self.units.items())
             and _equal(self.asked, other.asked)
             and _equal(self.offered, other.offered)
+            and _equal(self.copies, other.copies)
         )
 
     __hash__ = None  # type: ignore[assignment]  # equal by content, and tensors cannot be hashed by content
@@ -181,6 +213,8 @@ class Plan:
             more = f"; asked of {int(self.asked[name].sum())}" if name in self.asked else ""
             if name in self.offered:
                 more += f"; {unit.count} values offered to {int(self.offered[name].sum())}"
+            if name in self.copies:
+                more += f"; {int((self.copies[name] >= 0).sum())} copies offered"
             lines.append(f"{name:<{width}}{unit.describe()}{more}")
         return "\n".join(lines)
 
@@ -188,11 +222,13 @@ class Plan:
         return f"<Plan of {len(self.units)} units over {self.clients} clients>\n{self}"
 
     def to_json(self) -> dict[str, Any]:
-        """Lists and numbers only. `asked` and `offered` list clients' numbers, and are there when there are such."""
+        """Lists and numbers only. `asked`, `offered` and `copies` list clients' numbers, where there are such."""
         data: dict[str, Any] = {"units": {name: unit.lists for name, unit in self.units.items()}}
         for key, masks in (("asked", self.asked), ("offered", self.offered)):
             if masks:
                 data[key] = {name: mask.nonzero()[:, 0].tolist() for name, mask in masks.items()}
+        if self.copies:
+            data["copies"] = {name: numbers.tolist() for name, numbers in self.copies.items()}
         return data
 
     @classmethod
@@ -209,7 +245,8 @@ class Plan:
         for key, of in masks.items():
             for name, ids in data.get(key, {}).items():
                 of[name] = torch.zeros(clients, dtype=torch.bool).index_fill_(0, torch.tensor(ids), True)
-        return cls(units, **masks)
+        copies = {name: torch.tensor(numbers, dtype=torch.int64) for name, numbers in data.get("copies", {}).items()}
+        return cls(units, **masks, copies=copies)
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedquilt.sharing.sums import Merged, Sums, column_blocks, finite_rows
+from fedquilt.sharing.weighted_sums import Merged, Sums, column_blocks, finite_rows
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Krum:
         peers = (circle == circle[:, None]) & counted & counted[:, None]
         peers &= ~torch.eye(len(values), dtype=torch.bool, device=values.device)
         middle = Median()(values, circle, weight, circles)
-        distance = torch.where(peers, _squared_distances(values, middle.value[circle], counted), math.inf)  # (k, k)
+        distance = torch.where(peers, squared_distances(values, middle.value[circle], counted), math.inf)  # (k, k)
         near = (count - self.byzantine - 2).clamp(min=1)[circle]  # (k,) how many peers score
         place = torch.arange(len(values), device=values.device)
         nearest = distance.sort(1).values
@@ -110,7 +110,7 @@ def _count(circle: Tensor, counted: Tensor, circles: int) -> Tensor:
     return torch.zeros(circles, dtype=torch.int64, device=circle.device).index_add_(0, circle, counted.long())
 
 
-def _squared_distances(values: Tensor, middle: Tensor, counted: Tensor) -> Tensor:
+def squared_distances(values: Tensor, middle: Tensor, counted: Tensor) -> Tensor:
     """(k, k) squared distances in each circle, from a Gram matrix in double precision.
 
     Rows are taken from the `middle` (k, width) of their circle: what all have in common would only cost digits. It is

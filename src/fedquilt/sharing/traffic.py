@@ -68,7 +68,8 @@ def traffic(
     """What a round under `plan` moves. `sizes`: values in each unit, one number or one per client (0: lacks the unit).
 
     `participants` are the numbers of the clients that take part, or a mask over all; None is everybody. A unit whose
-    circle has one member does not move. A client that is offered a unit receives a value of each circle.
+    circle has one member does not move. A client that is offered a unit receives a value of each circle,
+    and one that is offered copies each of them.
     """
     missing = [unit for unit in plan.units if unit not in sizes]
     if missing:
@@ -85,5 +86,7 @@ def traffic(
         values = plan.receives(unit).long()
         if unit in plan.offered:
             values = torch.where(plan.offered[unit], plan[unit].count, values)
+        if unit in plan.copies:
+            values = values + (plan.copies[unit] >= 0).sum(1)
         down.append(values * part * size)
     return Traffic(tuple(plan.units), torch.stack(up, 1), torch.stack(down, 1))

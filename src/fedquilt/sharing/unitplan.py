@@ -1,119 +1,22 @@
-"""The plan of one unit over all clients: the three vectors, and the dense form.
-
-What a round needs each time (who sends, who receives, a dense row number per circle) is derived once, on the CPU, and
-copied to a device once, so that a round asks the device no questions.
-"""
+"""The plan of one unit over all clients: with whom, how loud and how close, a vector each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Numbers = Tensor | Sequence[float] | Sequence[int]
+from fedquilt.sharing.planned import Numbers, Planned
+
 PRIVATE = -1
 
 
-class _Unit:
-    """What both forms of a unit's plan have in common: they are read by clients through `row`, `taken` and masks."""
-
-    pull: Tensor
-    _defining: tuple[str, ...] = ()
-    # What `to` carries along; computed on the CPU, where unique and bincount cost no synchronisation.
-    _tensors: tuple[str, ...] = ()
-    _constants: tuple[str, ...] = ("count", "whole", "for_all")
-
-    @cached_property
-    def receives(self) -> Tensor:
-        raise NotImplementedError
-
-    @cached_property
-    def taken(self) -> Tensor:
-        """(K,) how far each client really moves: its pull where it receives, else 0."""
-        return torch.where(self.receives, self.pull, 0.0)
-
-    @cached_property
-    def whole(self) -> bool:
-        """Whether everyone who receives takes the value as it is (pull 1), so that installing is a plain copy."""
-        return bool((self.pull[self.receives] == 1).all())
-
-    @cached_property
-    def for_all(self) -> bool:
-        """Whether everyone receives a value."""
-        return bool(self.receives.all())
-
-    def __len__(self) -> int:
-        return self.pull.shape[0]
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, _Unit) or type(self) is not type(other) or len(self) != len(other):
-            return False
-        mine, theirs = self.to("cpu"), other.to("cpu")
-        same = (torch.equal(getattr(mine, key), getattr(theirs, key)) for key in self._defining)
-        return self.constants == other.constants and all(same)
-
-    __hash__ = None  # type: ignore[assignment]  # equal by content, and tensors cannot be hashed by content
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """What defines the unit's plan beside tensors."""
-        return {}
-
-    @property
-    def lists(self) -> dict[str, Any]:
-        """The defining tensors as lists, and what else defines it."""
-        return {key: getattr(self, key).tolist() for key in self._defining} | self.constants
-
-    def problem(self) -> str | None:
-        """What is wrong with the values, as the end of a sentence that names the unit; None when all is well."""
-        for bad, tell in self._faults():
-            if bool(bad.any()):
-                first = int(bad.nonzero()[0])
-                return f"client {first} has {tell(first)}"
-        return None
-
-    def _faults(self) -> Sequence[tuple[Tensor, Callable[[int], str]]]:
-        raise NotImplementedError
-
-    def describe(self) -> str:
-        """One line of a printed plan: who shares, then who is on its own, then how far they move."""
-        words, private = self._sharing()
-        if not words:
-            return "private"
-        if private:
-            words += f"; {private} private"
-        if not self.whole:
-            low, high = (f"{float(x):.2f}" for x in self.pull[self.receives].aminmax())
-            words += f"; pull {low}" + (f" to {high}" if low != high else "")
-        return words
-
-    def _sharing(self) -> tuple[str, int]:
-        raise NotImplementedError
-
-    def to(self, device: torch.device | str) -> Self:
-        """This unit's plan with everything derived from it on `device`; made once per device and kept."""
-        device = torch.device(device)
-        if device == torch.device("cuda"):  # without a number: "cuda" and "cuda:0" are one device and one copy
-            device = torch.device("cuda", torch.cuda.current_device())
-        if device == self.pull.device:
-            return self
-        copies: dict[str, Self] = self.__dict__.setdefault("_copies", {})
-        if str(device) not in copies:
-            copy = object.__new__(type(self))
-            copy.__dict__.update({key: getattr(self, key).to(device) for key in self._tensors})
-            copy.__dict__.update({key: getattr(self, key) for key in self._constants})
-            copies[str(device)] = copy
-        return copies[str(device)]
-
-
 @dataclass(frozen=True, eq=False, init=False, repr=False)
-class UnitPlan(_Unit):
+class UnitPlan(Planned):
     """The three vectors of one unit over all K clients.
 
     `circle[i]` is the id of the circle client i shares the unit in, -1: with nobody. `weight[i]` is how much its copy
@@ -239,90 +142,3 @@ class UnitPlan(_Unit):
 
     def __repr__(self) -> str:
         return f"UnitPlan({self.describe()})"
-
-
-@dataclass(frozen=True, eq=False, init=False, repr=False)
-class MixedUnit(_Unit):
-    """The dense form: client i receives sum_j matrix[i, j] * copy_j. A row of zeros is a client that receives nothing.
-
-    >>> unit = MixedUnit([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    >>> unit.sends.tolist(), unit.receives.tolist()     # client 1 would get back its own copy: it does not travel
-    ([True, True, False], [True, False, False])
-    """
-
-    matrix: Tensor
-    pull: Tensor
-    _defining = ("matrix", "pull")
-    _tensors = ("matrix", "pull", "row", "labels", "sends", "receives", "taken")
-
-    def __init__(self, matrix: Tensor | Sequence[Sequence[float]], pull: Numbers | float = 1.0) -> None:
-        dense = torch.as_tensor(matrix).detach().to("cpu", torch.float32, copy=True)
-        if dense.ndim != 2 or dense.shape[0] != dense.shape[1]:
-            raise ValueError(f"matrix has shape {tuple(dense.shape)}; give one row and one column per client")
-        vector = torch.as_tensor(pull).detach().to("cpu", torch.float32, copy=True)
-        if vector.ndim == 0:
-            vector = vector.repeat(len(dense))
-        if vector.shape != dense.shape[:1]:
-            raise ValueError(f"pull has shape {tuple(vector.shape)} but there are {len(dense)} clients; give one each")
-        object.__setattr__(self, "matrix", dense)
-        object.__setattr__(self, "pull", torch.where((dense == 0).all(1), 0.0, vector))
-
-    @cached_property
-    def count(self) -> int:
-        """Every client has a value of its own: as many rows as clients."""
-        return len(self)
-
-    @cached_property
-    def row(self) -> Tensor:
-        return torch.arange(len(self))
-
-    @cached_property
-    def labels(self) -> Tensor:
-        return torch.arange(len(self))
-
-    @cached_property
-    def _needs(self) -> Tensor:
-        """(K, K) whether i needs j's copy, i not j. With it i's own copy is needed too, when it is in the mixture."""
-        needs = (self.matrix > 0) & (self.pull > 0)[:, None]
-        return needs & ~torch.eye(len(self), dtype=torch.bool)
-
-    @cached_property
-    def receives(self) -> Tensor:
-        """(K,) who receives a mixture that holds somebody else's copy."""
-        return self._needs.any(1)
-
-    @cached_property
-    def sends(self) -> Tensor:
-        """(K,) whose copy is in a mixture that somebody receives; one's own included, the server has to add it in."""
-        return ((self.matrix > 0) & self.receives[:, None]).any(0)
-
-    def _faults(self) -> Sequence[tuple[Tensor, Callable[[int], str]]]:
-        total = self.matrix.sum(1)
-        return (
-            (
-                ~(torch.isfinite(self.matrix) & (self.matrix >= 0)).all(1),
-                lambda i: "a mixture with a share that is negative or not finite; shares are numbers from 0 up",
-            ),
-            (
-                ((total - 1).abs() > 1e-4) & (total != 0),
-                lambda i: f"a mixture whose shares sum to {float(total[i]):g}; make a row sum to 1, or 0 for nothing",
-            ),
-            (
-                ~((self.pull >= 0) & (self.pull <= 1)),
-                lambda i: f"the pull {float(self.pull[i]):g}; a pull goes from 0 (keep mine) to 1 (take the mixture)",
-            ),
-        )
-
-    def _sharing(self) -> tuple[str, int]:
-        receivers = int(self.receives.sum())
-        return f"mixed for {receivers} from {int(self.sends.sum())}" if receivers else "", len(self) - receivers
-
-    def peers(self) -> Iterator[tuple[int, int]]:
-        """Pairs of a client and one whose mixture it is in: those with the same second number need the same shapes."""
-        return ((j, i) for i, j in (self.matrix > 0).nonzero().tolist())
-
-    def __repr__(self) -> str:
-        return f"MixedUnit({self.describe()})"
-
-
-AnyUnit = UnitPlan | MixedUnit

@@ -35,6 +35,22 @@ function curveTraces(x) {
   }
   return traces;
 }
+function lossTraces() {
+  return shown()
+    .filter(i => view().methods[i].loss)
+    .map(i => {
+      const m = view().methods[i];
+      return {
+        x: m.rounds,
+        y: m.loss,
+        name: escaped(scenario().methods[i].name, 40),
+        mode: m.rounds.length === 1 ? "markers" : "lines",
+        line: { color: lineColour(i), width: 2.2, dash: dash(i) },
+        marker: { size: 7, symbol: MARKERS[i % MARKERS.length], color: lineColour(i) },
+        hovertemplate: "%{y:.3f}",
+      };
+    });
+}
 function endings() {
   return shown()
     .map(i => {
@@ -55,11 +71,12 @@ function curveNumbers() {
         m.mean[k],
         m.low[k],
         m.high[k],
+        m.loss ? m.loss[k] : null,
         m.megabytes ? m.megabytes[k] : null,
       ]),
     );
   }
-  return { head: ["method", "read-out", "round", "accuracy", "lowest seed", "highest seed", "megabytes"], rows };
+  return { head: ["method", "read-out", "round", "accuracy", "lowest seed", "highest seed", "loss", "megabytes"], rows };
 }
 const learning = () => [
   figure({
@@ -73,6 +90,21 @@ const learning = () => [
         data,
         label: `Accuracy over rounds. At the end: ${endings()}.`,
         layout: layout(340, axis("round"), axis("accuracy, %"), { hovermode: "x unified" }),
+      };
+    },
+    numbers: curveNumbers,
+  }),
+  figure({
+    id: "loss-over-rounds",
+    title: "Loss over rounds",
+    text: "Mean cross-entropy over clients and seeds, on the samples that accuracy is measured on.",
+    draw() {
+      const data = lossTraces();
+      if (!data.length) return "These runs did not record losses, or predict by classes alone.";
+      return {
+        data,
+        label: "Loss over rounds.",
+        layout: layout(340, axis("round"), axis("loss", { rangemode: "tozero" }), { hovermode: "x unified" }),
       };
     },
     numbers: curveNumbers,

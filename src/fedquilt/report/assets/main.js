@@ -121,7 +121,7 @@ function chips() {
           onclick: () => {
             state.hidden.has(i) ? state.hidden.delete(i) : state.hidden.add(i);
             button.setAttribute("aria-pressed", String(!state.hidden.has(i)));
-            refresh("accuracy-over-rounds", "accuracy-against-megabytes", "spread-over-clients", "client-over-rounds");
+            refresh("accuracy-over-rounds", "loss-over-rounds", "accuracy-against-megabytes", "spread-over-clients", "client-over-rounds");
           },
         },
         swatch(i),

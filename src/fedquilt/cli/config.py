@@ -1,0 +1,168 @@
+"""A run as a file: `fedquilt run config.toml`, and `fedquilt run runs/x/run.toml` to repeat one.
+
+A configuration is a `run.toml` in which all but the scenario and the method may be left out:
+
+    scenario = "digits"             # or path/to/file.py:function, from the file's own folder
+    method = "fedprox"              # or path/to/file.py:Class
+    rounds = 10
+    readouts = ["received", "knn"]
+
+    [training]
+    lr = 0.1
+
+What is said on the command line counts more. Settings of the scenario and the method stand in tables of their own:
+`scenario = {name = "digits", settings = {clients = 8}}`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedquilt._util.suggest import did_you_mean
+from fedquilt._util.toml import values_of
+from fedquilt.cli.output import Refused
+from fedquilt.cli.request import Choices, Request, check_hardware, rounds_of
+from fedquilt.cli.scenario import find
+from fedquilt.cli.settings import assign, spec_of
+
+if TYPE_CHECKING:
+    from fedquilt.methods import Method
+
+OPTIONS = {
+    "rounds": int, "seed": int, "device": str, "engine": str, "clients_at_once": int, "evaluate_every": int,
+    "alone": bool, "checkpoint_every": int, "out": str,
+}  # fmt: skip
+_TABLES = ("scenario", "method", "training", "merge", "readouts")
+# what a run notes of itself, which decides nothing when it is repeated
+_NOTED = ("format", "engines", "threads", "clients", "label_names", "fingerprint", "started", "model_code", "versions")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a file says of a run."""
+
+    path: Path
+    scenario: str
+    scenario_seed: int | None
+    scenario_settings: Mapping[str, Any]
+    method: Method
+    training: Mapping[str, Any]
+    readouts: tuple[str, ...]
+    merge: Mapping[str, Any]
+    options: Mapping[str, Any]  # of the command, by the names of its parameters
+
+    def request(self, choices: Choices) -> Request:
+        """What is to be run: what the file says, and on top what was said on the command line."""
+        from fedquilt.engines.settings import Training
+        from fedquilt.runs.rebuilding import make_readouts
+        from fedquilt.sharing import MERGES
+
+        check_hardware(choices)
+        merge = {"name": choices.merge} if choices.merge != self.merge.get("name", "mean") else dict(self.merge)
+        kind = merge.pop("name", "mean")
+        if kind not in MERGES:
+            raise Refused(did_you_mean(kind, MERGES, "merge"))
+        source, name = find(self.scenario), self.method.name
+        specs = {"scenario": spec_of(source.builder), "training": spec_of(Training), "merge": spec_of(MERGES[kind])}
+        rounds, words = rounds_of(choices, specs["training"])
+        placed = assign(words, {**specs, name: spec_of(type(self.method))}, [name])
+        if rounds is not None:
+            placed["training"]["rounds"] = rounds
+        readouts = tuple(choices.readouts.split(",")) if choices.readouts else self.readouts
+        return Request(
+            source,
+            (replace(self.method, **placed[name]),),
+            {**self.scenario_settings, **placed["scenario"]},
+            {**self.training, **placed["training"]},
+            make_readouts(readouts or ("received", "adapted")),
+            MERGES[kind](**{**merge, **placed["merge"]}),
+            choices,
+        )
+
+
+def read_config(path: Path, trust: bool) -> Config:
+    """The configuration in a file; code that the `run.toml` of somebody else names is refused as `resume` does."""
+    known = _toml(path)
+    for key in known:
+        if key not in (*OPTIONS, *_TABLES, *_NOTED):
+            raise Refused(f"{path}: {did_you_mean(key, [*OPTIONS, *_TABLES], 'setting of a run')}")
+    for key in ("scenario", "method"):
+        if key not in known:
+            raise Refused(f'{path} does not say which {key}; write {key} = "NAME" (fedquilt list {key}s)')
+    for key, kind in OPTIONS.items():
+        if key in known and (not isinstance(known[key], kind) or isinstance(known[key], bool) is not (kind is bool)):
+            raise Refused(f"{path}: {key} = {known[key]!r} must be {_KINDS[kind]}")
+    scenario, method = (_table(known[key]) for key in ("scenario", "method"))
+    merge, readouts = known.get("merge", "mean"), known.get("readouts", ())
+    merge = _table(merge)
+    options = {key: known[key] for key in OPTIONS if key in known and key != "out"} | {
+        "merge": merge.get("name", "mean")
+    }
+    return Config(
+        path,
+        _address(path, scenario, trust or "format" not in known),
+        scenario.get("seed"),
+        values_of(scenario.get("settings", {})),
+        _method(path, method, trust or "format" not in known),
+        values_of(known.get("training", {})),
+        (readouts,) if isinstance(readouts, str) else tuple(readouts),
+        merge,
+        options | ({"out_dir": Path(known["out"])} if "out" in known else {}),
+    )
+
+
+_KINDS = {int: "a whole number", str: "a text", bool: "true or false"}
+
+
+def _table(told: Any) -> dict[str, Any]:
+    """What is said of a thing, or its name alone, as a table."""
+    return {"name": told} if isinstance(told, str) else dict(told)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; give a scenario and a method, or a run's or your own .toml")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Refused(f"{path} is not TOML: {error}") from None
+
+
+def _address(path: Path, scenario: Mapping[str, Any], trust: bool) -> str:
+    """A scenario's name, or its file, which is looked for from the configuration's own folder."""
+    from fedquilt._util.trust import check_file
+    from fedquilt.scenarios.own import split_address
+
+    told = scenario.get("name") or scenario.get("file")
+    if told is None:
+        title = scenario.get("title", "a scenario")
+        raise Refused(
+            f"{path}: '{title}' was made by code and has no name; put that code into a function of a file, and write "
+            'scenario = "path/to/file.py:function"'
+        )
+    place = split_address(str(told))
+    if place is None:
+        return str(told)
+    file = path.parent / place[0]
+    check_file(file, trust)
+    return f"{file}:{place[1]}"
+
+
+def _method(path: Path, text: Mapping[str, Any], trust: bool) -> Method:
+    """A method by its name or address with settings, or as a `run.toml` has it."""
+    from fedquilt.runs.rebuilding import make_method
+    from fedquilt.runs.settings import method_from
+
+    wrong = sorted(text.keys() - {"name", "settings", "class", "package"})
+    if wrong or "name" not in text:
+        told = did_you_mean(wrong[0], ["name", "settings"], "entry of a method") if wrong else "the method has no name"
+        raise Refused(f"{path}: {told}; settings stand in [method.settings]")
+    if "class" in text or "package" in text:
+        return method_from(text, trust)
+    file, colon, kind = str(text["name"]).partition(".py:")
+    word = f"{path.parent / file}{colon}{kind}" if colon else file
+    return make_method(word, values_of(text.get("settings", {})))

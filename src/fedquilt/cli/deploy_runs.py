@@ -1,0 +1,168 @@
+"""`fedquilt deploy run`, `follow` and `status`: runs on a federation that is up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedquilt.cli.deploy_words import Settings, Where, flower, say
+
+if TYPE_CHECKING:
+    from fedquilt.deploy.project import Project
+
+
+def run(
+    scenario: Annotated[
+        str | None, typer.Argument(metavar="SCENARIO", help="As in federation.toml; with --resume, the run's name.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="See fedquilt list methods; or path/to/file.py:Class.")
+    ] = None,
+    folder: Where = Path("."),
+    rounds: Annotated[int | None, typer.Option("--rounds", "-r", metavar="N", help="How many rounds.")] = None,
+    seed: Annotated[int, typer.Option("--seed", "-s", metavar="N", help="Everything random follows from it.")] = 0,
+    settings: Settings = None,
+    readouts: Annotated[str | None, typer.Option(metavar="NAME,...", help="See fedquilt list readouts.")] = None,
+    merge: Annotated[str, typer.Option(metavar="NAME", help="See fedquilt list merges.")] = "mean",
+    evaluate_every: Annotated[int, typer.Option(metavar="N", help="Measure every N rounds, and at the end.")] = 1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run: that of the name given, or the last unfinished one.")
+    ] = False,
+    from_round: Annotated[
+        int | None, typer.Option(metavar="N", help="With --resume: go on after round N, one of the last five.")
+    ] = None,
+) -> None:
+    """Run a method on the federation; results come back as an ordinary run directory in DIR/runs."""
+    with flower():
+        from fedquilt.deploy.ops.runs import latest_spec, named_spec, new_spec, start_run
+        from fedquilt.deploy.project import Project
+
+    project = Project.read(folder)
+    if from_round is not None and not resume:
+        raise ValueError("--from-round goes with --resume")
+    if resume:
+        spec = latest_spec(project) if scenario is None else named_spec(project, scenario)
+    elif scenario is None or method is None:
+        raise ValueError("name the scenario and the method, or give --resume")
+    elif scenario != project.spec.scenario:
+        raise ValueError(f"{folder} is a federation of the scenario '{project.spec.scenario}', not '{scenario}'")
+    else:
+        chosen = choose(method, merge, settings or ())
+        names = [name.strip() for name in readouts.split(",")] if readouts else None
+        spec = new_spec(
+            project, method, rounds=rounds, seed=seed, readouts=names, evaluate_every=evaluate_every, **chosen
+        )
+    number = start_run(project, spec, from_round)
+    say(f"{spec['run']} {'goes on' if resume else 'has started'}")
+    watch(project, spec, number, stop=True)
+
+
+def follow(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Its name; else the last one started.")] = None,
+    folder: Where = Path("."),
+) -> None:
+    """Look at a run that is going on; Ctrl-C ends the looking, not the run."""
+    with flower():
+        from fedquilt.deploy.ops.runs import latest_spec, named_spec, number_of
+        from fedquilt.deploy.project import Project
+
+    project = Project.read(folder)
+    spec = latest_spec(project, finished=True) if run is None else named_spec(project, run)
+    say(f"{spec['run']}, from here on")
+    watch(project, spec, number_of(spec), stop=False)
+
+
+def watch(project: Project, spec: Mapping[str, Any], number: int, stop: bool) -> None:
+    """Tells what a run does until it ends; Ctrl-C ends the run as well if it is to `stop`."""
+    from fedquilt.deploy.ops.runs import follow as wait_for
+    from fedquilt.deploy.ops.runs import stop_run
+
+    try:
+        summary = wait_for(project, spec, number, tell_exchange, say=say)
+    except KeyboardInterrupt:
+        if stop:
+            stop_run(project, spec, number)
+            say("stopped; go on with `fedquilt deploy run --resume`")
+        raise typer.Exit(130) from None
+    score = summary.get("accuracy_mean")
+    say(f"{summary['readout']} accuracy on {summary['split']}: " + ("none" if score is None else f"{score:.4f}"))
+    say(f"Kept in {spec['folder']}; look at it with: fedquilt report {spec['folder']}")
+
+
+def status(folder: Where = Path(".")) -> None:
+    """Say who is there and how the runs stand."""
+    with flower():
+        from fedquilt.deploy.ops.runs import is_led
+        from fedquilt.deploy.ops.superlink import who_is_there
+        from fedquilt.deploy.project import Project
+
+    project = Project.read(folder)
+    there = who_is_there(project)
+    where = f"{project.server.hosts[0]}:{project.server.port}"
+    say("server   " + (f"running, {where}" if there is not None else "not running"))
+    for name in project.clients:
+        say(f"client   {name:<24} {(there or {}).get(name, 'not seen')}")
+    for line in refusals(project.server_folder / "refused.jsonl"):
+        say(f"refused  {line['time']} {line['client'] or 'a stranger'}: {line['reason']}")
+    for path in sorted(project.runs.glob("*/status.json"), key=lambda path: path.stat().st_mtime):
+        found = json.loads(path.read_text())
+        at = f"round {found['round']} of {found['rounds']}" if "round" in found else found.get("error", "")
+        if found.get("waiting"):
+            at = f"waiting for {found['waiting']}"
+        state = found["state"]
+        if state in ("running", "starting") and not is_led(path.parent):
+            state = "interrupted; --resume goes on"
+        say(f"run      {path.parent.name:<40} {state}, {at}{left_out(path.parent)}")
+
+
+def choose(method: str, merge: str, settings: list[str] | tuple[()]) -> dict[str, dict[str, Any]]:
+    """The user's settings, each for the part that knows its name: the method, training or the merge."""
+    from fedquilt._util.suggest import did_you_mean
+    from fedquilt.cli.output import Refused
+    from fedquilt.cli.settings import assign, spec_of
+    from fedquilt.engines.settings import Training
+    from fedquilt.methods.find import find
+    from fedquilt.sharing import MERGES
+
+    kind = find(method)
+    if merge not in MERGES:
+        raise Refused(did_you_mean(merge, MERGES, "merge"))
+    all_values = {"training": spec_of(Training), "merge": spec_of(MERGES[merge]), kind.name: spec_of(kind)}
+    placed = assign(settings, all_values, [kind.name])
+    return {
+        "settings": placed[kind.name],
+        "training": placed["training"],
+        "merge": {"name": merge, **placed["merge"]},
+    }
+
+
+def refusals(path: Path, most: int = 5) -> list[dict[str, str]]:
+    """The last requests that the server's door sent away."""
+    found = path.read_text().splitlines()[-most:] if path.is_file() else []
+    return [json.loads(line) for line in found]
+
+
+def left_out(folder: Path) -> str:
+    """How many updates a run has left out so far, and of whom."""
+    counts: dict[str, int] = {}
+    letters = folder / "letters.jsonl"
+    for line in letters.read_text().splitlines() if letters.is_file() else ():
+        for name in json.loads(line)["refused"]:
+            counts[name] = counts.get(name, 0) + 1
+    return "".join(f"; {name} left out {count}x" for name, count in counts.items())
+
+
+def tell_exchange(line: Mapping[str, Any]) -> None:
+    """One line of progress."""
+    from fedquilt.deploy.transport.wire import REASONS
+
+    what = f"round {line['round']:>4}" if line["what"] == "round" else f"{line['what']:>10}"
+    details = line.get("details", {})
+    say(
+        f"{what}  {len(line['answered'])} of {len(line['asked'])} answered in {line['seconds']:.1f} s"
+        + "".join(f"; {name} left out: {details.get(name) or REASONS[code]}" for name, code in line["refused"].items())
+    )

@@ -1,0 +1,41 @@
+"""What the command line says: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fedquilt._util.wording import finite
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class Refused(ValueError):
+    """Something the user asked for that cannot be done, as a sentence."""
+
+
+def complain(sentence: str) -> None:
+    """One red sentence."""
+    err.print(Text(sentence.strip(), style="red"), soft_wrap=True)
+
+
+def note(sentence: str) -> None:
+    """Something worth knowing, on standard error."""
+    err.print(Text(sentence.strip(), style="yellow"), soft_wrap=True)
+
+
+def say_warnings() -> None:
+    """Warnings as sentences, each once, instead of source lines."""
+    warnings.showwarning = lambda message, *_, **__: note(str(message))
+    warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.simplefilter("ignore", FutureWarning)
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on standard output; what is not a number is null."""
+    print(json.dumps(finite(value), allow_nan=False))

@@ -1,0 +1,136 @@
+"""The runs of a comparison: each a value that says everything, has its own directory, and can be handed over."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedquilt.cli.output import Refused
+from fedquilt.cli.request import Choices, Request, take_request
+
+if TYPE_CHECKING:
+    from fedquilt.core.federation import Callback
+    from fedquilt.methods import Method
+    from fedquilt.runs.result import Run
+    from fedquilt.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run: a method with its settings on a scenario with a seed, as plain values. `label` names its settings."""
+
+    scenario: str
+    scenario_settings: dict[str, Any]
+    training: dict[str, Any]
+    method: dict[str, Any]
+    seed: int
+    readouts: tuple[str, ...]
+    merge: dict[str, Any]
+    evaluate_every: int
+    code: str = ""  # a checksum of a method of the user's own, whose results are not those of its code of yesterday
+    label: str = field(default="", compare=False)
+    hardware: dict[str, Any] = field(default_factory=dict, compare=False)  # device, engine, clients at once
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return str(self.method["name"])
+
+    @property
+    def variant(self) -> str:
+        """A checksum of everything that decides results but the seed."""
+        decisive = asdict(self)
+        for key in ("seed", "label", "hardware", *(() if self.code else ("code",))):
+            del decisive[key]
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def folder(self) -> str:
+        """The name of its directory, always the same for the same work."""
+        return f"{self.name}-{self.variant}-seed{self.seed}"
+
+    def build(self) -> Scenario:
+        """Its clients."""
+        from fedquilt._util.toml import values_of
+        from fedquilt.cli.scenario import find
+        from fedquilt.runs.settings import training_from
+
+        made = find(self.scenario).build(self.seed, values_of(self.scenario_settings))
+        changed = training_from({**asdict(made.training), **self.training})
+        return replace(made, training=changed)
+
+    def run(self, out: Path, scenario: Scenario, callbacks: Sequence[Callback], checkpoint_every: int) -> Run:
+        """Run it in a directory, or go on with it there."""
+        from fedquilt.runs.run import resume, run
+        from fedquilt.runs.settings import method_from, rule_from
+
+        method = method_from(self.method, trust=True)  # the user named it, on the command line
+        if (out / "run.toml").is_file():
+            return resume(out, scenario, callbacks)
+        return run(
+            scenario, method, seed=self.seed, readouts=self.readouts, merge=rule_from(self.merge),
+            evaluate_every=self.evaluate_every, alone=False, callbacks=callbacks, out=out,
+            checkpoint_every=checkpoint_every, **self.hardware,
+        )  # fmt: skip
+
+
+def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[PlannedRun]:
+    """The runs that an order amounts to, seed by seed."""
+    from fedquilt.runs.code_digest import method_code
+    from fedquilt.runs.settings import method_to, plain, rule_to
+
+    choices = order.choices
+    hardware = {"device": choices.device, "engine": choices.engine, "clients_at_once": choices.clients_at_once}
+    return [
+        PlannedRun(
+            order.source.address, plain(order.scenario_settings), plain(order.training), method_to(method), seed,
+            tuple(readout.name for readout in order.readouts), rule_to(order.rule), choices.evaluate_every,
+            method_code(method), label, hardware,
+        )
+        for seed in seeds
+        for method in order.methods
+    ]  # fmt: skip
+
+
+def sweep(scenario: str, methods: Sequence[str], choices: Choices, swept: Sequence[str]) -> list[PlannedRun]:
+    """The runs of every combination of swept settings, each once: a method that does not know a key runs without it."""
+    found: dict[str, PlannedRun] = {}
+    plain_order = take_request(scenario, methods, choices)
+    for point in itertools.product(*(_values(word) for word in swept)):
+        order = take_request(scenario, methods, replace(choices, settings=(*choices.settings, *point)))
+        if order.scenario_settings != plain_order.scenario_settings:
+            raise Refused(
+                f"--sweep {' '.join(point)}: a setting of the scenario changes the task; sweep settings of methods, "
+                "training or the merge, and compare scenarios with --set"
+            )
+        for job in planned_runs(order, choices.seeds):
+            told = " ".join(word for word in point if job.name in _whose(word, order.methods))
+            found.setdefault(job.folder, replace(job, label=told))
+    return sorted(found.values(), key=lambda job: job.seed)
+
+
+def _whose(word: str, methods: Sequence[Method]) -> set[str]:
+    """The methods that a setting concerns: those that it names or that know it, else all of them."""
+    path = word.partition("=")[0].split(".")
+    names = {method.name for method in methods}
+    if path[0] in names:
+        return {path[0]}
+    return {m.name for m in methods if {f.name for f in fields(m)} & set(path)} or names
+
+
+def _values(word: str) -> list[str]:
+    """The settings that a swept one stands for; values that are lists themselves are told apart by semicolons.
+
+    >>> _values("mu=0.01,0.1"), _values("decay_at=0.5,0.75;0.9")
+    (['mu=0.01', 'mu=0.1'], ['decay_at=0.5,0.75', 'decay_at=0.9'])
+    """
+    key, equals, text = word.partition("=")
+    values = [part.strip() for part in text.split(";" if ";" in text else ",") if part.strip()]
+    if not equals or not values:
+        raise Refused(f"--sweep {word}: write key=a,b,c")
+    return [f"{key}={value}" for value in values]

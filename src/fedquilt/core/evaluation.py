@@ -1,0 +1,197 @@
+"""What clients score: every read-out on the samples that were kept aside, the same in a simulation and on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedquilt.client import Split, as_samples
+from fedquilt.core.family_state import table_of
+from fedquilt.core.server import Server
+from fedquilt.engines.check_models import misfit
+from fedquilt.engines.metrics import confusion, mean_losses
+from fedquilt.families.common import Common, form_for
+from fedquilt.interface.client_stack import ClientStack, map_rows
+from fedquilt.interface.messages import Instructions, Updates
+from fedquilt.interface.readout import SPLITS, EvaluationContext, Readout
+from fedquilt.results import Evaluation
+
+if TYPE_CHECKING:
+    from fedquilt.core.simulation import Simulation
+
+Known = dict[tuple[str, str], Tensor]  # scores, by model and split
+
+
+def look_at(
+    simulation: Simulation, down: Instructions, memory: dict[str, Tensor] | None = None, last: bool = False
+) -> EvaluationContext:
+    """The clients that a message is for, as read-outs see them: before and after installing what it brings.
+
+    `memory` is what their read-outs keep from round to round, `last` whether no round follows.
+    """
+    ((received, adapted),) = simulation.looks({down.ids: down})
+
+    def fine_tune(rows: Tensor, epoch: int | None = None, units: str = "all") -> Tensor:
+        return simulation.fine_tune(down.ids, rows, down.round, epoch, units)
+
+    return EvaluationContext(
+        received,
+        adapted,
+        predict=simulation.terms.method.predicts,
+        memory={} if memory is None else memory,
+        fine_tune=fine_tune,
+        last=last,
+        logits=simulation.terms.method.predicts_logits,
+    )
+
+
+def due(readouts: Iterable[Readout], last: bool) -> list[Readout]:
+    """The read-outs that are made after a round: some only after the last."""
+    return [readout for readout in readouts if last or not readout.needs_last_round]
+
+
+def pool(
+    simulation: Simulation, server: Server, readouts: Sequence[Readout], last: bool
+) -> tuple[dict[str, Tensor], dict[tuple[int, ...], Known]]:
+    """What all clients' validation samples say together, by read-out, and the scores that were made for it.
+
+    Models are not kept from this look to the next: those of all clients together may be more than there is room for.
+    """
+    pooling = [readout for readout in due(readouts, last) if readout.pools]
+    sums: dict[str, Tensor] = {}
+    known = {}
+    for ids in simulation.groups() if pooling else ():
+        look = look_at(simulation, server.instructions(ids), simulation.memory.setdefault(ids, {}), last)
+        for readout in pooling:
+            mine = readout.evidence(look).sum(0).cpu()
+            sums[readout.name] = sums[readout.name] + mine if readout.name in sums else mine
+        known[ids] = look.known
+    return sums, known
+
+
+class Measured(NamedTuple):
+    """What clients scored with a read-out on a split."""
+
+    counts: Tensor  # by true and predicted class, a sparse (k, classes, classes)
+    losses: Tensor | None  # (k,) None where a read-out names classes only
+
+
+def measure(look: EvaluationContext, readouts: Iterable[Readout]) -> dict[tuple[str, str], Measured]:
+    """What clients scored, by read-out and split; read-outs that need the last round are left out before it."""
+    found: dict[tuple[str, str], Measured] = {}
+    for readout in due(readouts, look.last):
+        for split in SPLITS:
+            table, predicted = look.table(split), readout.predictions(look, split)
+            counts = confusion(predicted, table.y, table.mask, look.received.classes)
+            logs = readout.logs(look, split)
+            losses = None if logs is None else mean_losses(logs, table.y, table.mask)
+            found[readout.name, split] = Measured(counts, losses)
+    return found
+
+
+def training_losses(simulation: Simulation, numbers: Sequence[int]) -> Tensor:
+    """(k,) the mean loss over the steps of some clients' last training; NaN for who did not train in this round."""
+    losses = torch.full((len(numbers),), torch.nan, dtype=torch.float64)
+    at = {number: place for place, number in enumerate(numbers)}
+    for family_state in simulation.family_states:
+        round_, places = family_state.lost
+        if family_state.loss is not None and round_ == simulation.round:
+            who = [at[family_state.family.ids[place]] for place in places]
+            losses[who] = family_state.loss.double().cpu()
+    return losses
+
+
+def evaluate(simulation: Simulation, server: Server, readouts: Sequence[Readout], last: bool) -> list[Evaluation]:
+    """What all clients score after the round that is over, with what they would receive now."""
+    scored: dict[tuple[str, str], list[Measured]] = {}
+    order: list[int] = []
+    pooled, known = pool(simulation, server, readouts, last)
+    for ids in simulation.groups():
+        look = look_at(simulation, server.instructions(ids), simulation.memory.setdefault(ids, {}), last)
+        look.pooled, look.known = pooled, known.get(ids, {})
+        for which, found in measure(look, readouts).items():
+            scored.setdefault(which, []).append(found)
+        order += ids
+    place = torch.tensor(order).argsort()  # clients came family by family
+    names = tuple(client.name for client in simulation.clients)
+    training = training_losses(simulation, simulation.numbers)
+    evaluations = []
+    for (readout, split), parts in scored.items():
+        counts = torch.cat([part.counts.cpu() for part in parts]).index_select(0, place).coalesce()
+        losses = [part.losses.cpu() for part in parts if part.losses is not None]
+        of_each = torch.cat(losses)[place] if losses else None
+        evaluations.append(Evaluation(server.round, readout, split, names, counts, of_each, training))
+    return evaluations
+
+
+def predict(simulation: Simulation, server: Server, readout: Readout, number: int, x: Any) -> Tensor:
+    """(n,) the classes that a client takes samples (n, ...) for, as if they were its test samples."""
+    index, at = simulation.home[number]
+    client = simulation.family_states[index].clients[at]
+    samples = as_samples(x, client)
+    down = server.instructions([number])
+    pooled, _ = pool(simulation, server, [readout], last=True)
+    look = look_at(simulation, down, last=True)
+    asked = copy(client)
+    object.__setattr__(asked, "test", Split(samples, torch.zeros(len(samples), dtype=torch.int64)))
+    table = table_of([asked], "test", simulation.terms.public(client)).to(simulation.device)
+
+    def shown(view: ClientStack) -> ClientStack:
+        return replace(view, tables=lambda split: table if split == "test" else view.tables(split))
+
+    look.received, look.adapted = shown(look.received), shown(look.adapted)
+    look.pooled = pooled
+    try:
+        answer = readout.predictions(look, "test")[0].cpu()
+    finally:
+        simulation.close()
+    if look.memory:
+        raise ValueError(
+            f"the read-out '{readout.name}' remembers what models of earlier rounds said of the samples that there "
+            "were; of others it cannot say it"
+        )
+    return answer
+
+
+def probabilities(simulation: Simulation, updates: Updates, samples: Common) -> tuple[Tensor, Tensor]:
+    """Class probabilities of the whole models that were sent, on the server's samples in their clients' form."""
+    ids, found = [], []
+    for up in updates.ups:
+        family_state = simulation.family_states[simulation.home[up.ids[0]][0]]
+        family = family_state.family
+        parts = {unit.name: up.part([unit.name]) for unit in family.layout.units}
+        senders = [set() if part is None else set(part[0].tolist()) for part in parts.values()]
+        whole = [i for i in up.ids if all(i in some for some in senders)]
+        if not whole:
+            continue
+        rows = family_state.store.started(family_state.places(tuple(whole))).to(
+            simulation.device
+        )  # what stays home is as it was built
+        for unit, part in parts.items():
+            assert part is not None
+            place = {i: at for at, i in enumerate(part[0].tolist())}
+            index = torch.tensor([place[i] for i in whole], device=part[1].device)
+            for own, value in family.layout.pieces(rows, part[1][index], unit):
+                own.copy_(value)
+        ids.append(torch.tensor(whole))
+        here = form_for(samples, family_state.clients[0]).x.to(simulation.device)  # a family's clients hold one form
+        try:
+            outputs = map_rows(family, partial(_softmax, here), rows, stacked=rows.is_cuda)
+        except RuntimeError as error:
+            name = family_state.clients[family_state.places((whole[0],))[0]].name
+            raise ValueError(misfit(name, here, error)) from error
+        # a class that a model does not know has the probability 0 there
+        found.append(nn.functional.pad(outputs, (0, simulation.terms.classes - outputs.shape[2])))
+    if not ids:
+        raise ValueError(f"in round {updates.round} nobody sent a whole model; ask for all units in the plan before")
+    return torch.cat(ids), torch.cat(found)
+
+
+def _softmax(x: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
+    return call(x).softmax(1)

@@ -1,0 +1,221 @@
+"""The round loop: choose, receive, install, train, send, merge; and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedquilt._util.plain_values import whole, with_python_settings
+from fedquilt._util.randomness import key_of, some_of
+from fedquilt._util.suggest import did_you_mean
+from fedquilt._util.turns import one_at_a_time
+from fedquilt.core.backend import Backend
+from fedquilt.core.evaluation import predict
+from fedquilt.core.server import Server
+from fedquilt.core.simulation import Simulation
+from fedquilt.core.terms import Terms
+from fedquilt.engines.settings import Training
+from fedquilt.interface.messages import Passed, Roster, counted
+from fedquilt.interface.method import Method
+from fedquilt.readouts import READOUTS, Readout, named
+from fedquilt.results import Evaluation
+from fedquilt.scenario import Scenario
+from fedquilt.sharing import Plan, Rule, Traffic, mean
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a finished round was: handed to callbacks."""
+
+    round: int
+    rounds: int
+    plan: Plan
+    moved: Callable[[], Traffic]
+    evaluations: tuple[Evaluation, ...]
+    participants: tuple[int, ...]
+    seconds: float
+    refused: int | None  # updates left out so far; None where nobody looked: it would make a GPU wait
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What the round moved, from its plan: counted when somebody asks."""
+        return self.moved()
+
+
+Callback = Callable[["Federation", RoundReport], None]
+
+
+class Federation:
+    """A scenario under a method: `step()` runs one round, `run()` all of them.
+
+    >>> import fedquilt as fq
+    >>> federation = Federation(fq.scenarios.build("digits", clients=8), fq.methods.FedAvg(), engine="sequential")
+    >>> federation.step().round
+    1
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        method: Method,
+        training: Training | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        engine: str = "auto",
+        clients_at_once: int | None = None,
+        readouts: Sequence[Readout] = (),
+        rule: Rule = mean,
+        evaluate_every: int = 1,
+        clients: Backend | None = None,
+    ) -> None:
+        if not isinstance(method, Method):
+            raise TypeError(f"a Federation takes a method made ready, such as methods.FedAvg(), not {method!r}")
+        seed, evaluate_every = whole(seed, "seed"), whole(evaluate_every, "evaluate_every")
+        clients_at_once = None if clients_at_once is None else whole(clients_at_once, "clients_at_once")
+        method, rule = with_python_settings(method), with_python_settings(rule)
+        readouts = [with_python_settings(readout) for readout in readouts]
+        if evaluate_every < 1:
+            raise ValueError(f"evaluate_every={evaluate_every} never looks; give at least 1, or as many as rounds")
+        self.scenario, self.method, self.seed = scenario, method, seed
+        self.training = training or scenario.training
+        self.device = pick_device(device)
+        self.readouts = _with_own(method, tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]()))
+        self.evaluate_every = evaluate_every
+        self.terms = Terms(method, self.training, scenario.classes, seed, scenario.common, scenario.public_test)
+        self.backend: Backend = clients or self._simulated(engine, clients_at_once)
+        roster = Roster(
+            tuple(self.backend.members().values()), scenario.classes, self.training.rounds, seed, scenario.common,
+            tuple(scenario.label_names), scenario.public_test,
+        )  # fmt: skip
+        self.server = Server(
+            method, roster, self.backend.first_values, rule, self.device, self.backend.probabilities
+        )  # fmt: skip
+
+    def _simulated(self, engine: str, clients_at_once: int | None) -> Simulation:
+        simulation = Simulation(self.scenario.clients, self.terms, self.device, engine, clients_at_once)
+        simulation.check()
+        return simulation
+
+    @property
+    def simulation(self) -> Simulation:
+        """The clients, where they are simulated in this process."""
+        if not isinstance(self.backend, Simulation):
+            raise ValueError("the clients of this federation are on machines of their own, and so is what they hold")
+        return self.backend
+
+    @property
+    def round(self) -> int:
+        """How many rounds are over."""
+        return self.server.round
+
+    def sample_clients(self, round_: int) -> tuple[int, ...]:
+        """Who takes part in a round: a function of the seed and the round alone."""
+        clients = len(self.scenario.clients)
+        if self.training.share == 1:
+            return tuple(range(clients))
+        number = max(1, round(self.training.share * clients))
+        return some_of(clients, number, key_of("participants", self.seed, round_))
+
+    def step(self, evaluate: bool = True) -> RoundReport:
+        """One round; what the clients scored after it, where `evaluate_every` says so."""
+        start = time.perf_counter()
+        round_ = self.round + 1
+        # training on a CPU seeds the generator that everybody uses there: it is put back
+        with one_at_a_time, torch.random.fork_rng(devices=[]) if self.device.type == "cpu" else nullcontext():
+            self.backend.turn(self.server, round_)
+            scored = round_ - self.backend.late  # the round whose scores come in this one
+            due = evaluate and self._due(scored)
+            chosen = self.sample_clients(round_)
+            pairs = self.backend.exchange(self.server, chosen, self.readouts if due else ())
+            passed = [Passed.of(down, up) for down, up in pairs]
+            moved = partial(counted, self.server.plan, self.server.sizes, passed)
+            self.server.merge([up for _, up in pairs])
+            last = scored == self.training.rounds
+            evaluations = tuple(self.evaluate(last)) if due else ()
+        return RoundReport(
+            round_,
+            self.training.rounds,
+            self.server.plan,
+            moved,
+            evaluations,
+            tuple(sorted(i for each in passed for i in each.ids)),
+            time.perf_counter() - start,
+            int(self.server.refused.sum()) if due or self.device.type == "cpu" else None,
+        )
+
+    def _due(self, round_: int) -> bool:
+        """Whether clients are looked at after a round."""
+        return round_ == self.training.rounds or (round_ > 0 and round_ % self.evaluate_every == 0)
+
+    def run(self, callbacks: Sequence[Callback] = ()) -> None:
+        """All rounds that are left, telling each to the callbacks."""
+        while self.round < self.training.rounds:
+            report = self.step()
+            for callback in callbacks:
+                callback(self, report)
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def evaluate(self, last: bool = False) -> list[Evaluation]:
+        """What every client scores with every read-out on the validation and test splits."""
+        return self.backend.evaluate(self.server, self.readouts, last)
+
+    def model(self, client: str) -> nn.Module:
+        """A client's personal model as an ordinary module."""
+        number = self._number(client)
+        return self.backend.model(number, self.server.instructions([number]))
+
+    def predict(self, client: str, x: Any, readout: str) -> Tensor:
+        """(n,) the classes that a client takes samples (n, ...) for, by one of the read-outs."""
+        number = self._number(client)
+        chosen = next((made for made in self.readouts if made.name == readout), None)
+        if chosen is None:
+            raise ValueError(did_you_mean(readout, [made.name for made in self.readouts], "read-out of this run"))
+        return predict(self.simulation, self.server, chosen, number, x)
+
+    def _number(self, client: str) -> int:
+        """A client's number by its name."""
+        number = self._numbers.get(str(client))
+        if number is None:
+            some = ", ".join(list(self._numbers)[:8]) + ", ..." * (len(self._numbers) > 8)
+            raise KeyError(f"there is no client '{client}'; there are {some}")
+        return number
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The clients' numbers by their names: listed once, since every client's model is asked for at the end."""
+        return {client.name: number for number, client in enumerate(self.scenario.clients)}
+
+    def close(self) -> None:
+        """Give back worker processes and captured graphs."""
+        self.backend.close()
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a name; auto is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(did_you_mean(name, ("auto", "cpu", "cuda"), "device")) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda' was asked for, but PyTorch sees no GPU here; take device='cpu' or 'auto'")
+    return device
+
+
+def _with_own(method: Method, readouts: tuple[Readout, ...]) -> tuple[Readout, ...]:
+    """Read-outs, and the one that results of a method are reported with, where that is not what all methods have."""
+    if method.readout == Method.readout or method.readout in {readout.name for readout in readouts}:
+        return readouts
+    own = named(method.readout)
+    if own is None:
+        raise ValueError(f"the method '{method.name}': {did_you_mean(method.readout, READOUTS, 'read-out')}")
+    return (*readouts, own)

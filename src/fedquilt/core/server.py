@@ -1,0 +1,286 @@
+"""The server: it holds the plan, one value per unit and circle, and a method's server half. It never sees data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedquilt.core.selection import Selection
+from fedquilt.core.values import CircleValues, Key, Merging, size_of
+from fedquilt.families.common import Common
+from fedquilt.interface.messages import ClientInfo, Instructions, Roster, UnitValues, Update, Updates
+from fedquilt.interface.method import Method, State
+from fedquilt.sharing import AnyUnit, MixedUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, traffic
+
+_COUNT_AFTER = 64  # rounds whose left-out updates wait to be counted
+
+
+class Server:
+    """Writes plans, merges what is sent, and hands each client the values of its circles.
+
+    `first` gives the first value of every unit in every shape: that of the first client to bring it; of a pool, circle
+    j has those of the draw j. `rule` is how copies are merged.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        roster: Roster,
+        first: Callable[[int], Mapping[Key, Tensor]],
+        rule: Rule = mean,
+        device: torch.device | str = "cpu",
+        models: Callable[[Updates, Common], tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        self.method, self.roster, self.rule, self.models = method, roster, rule, models
+        self.device = torch.device(device)
+        self.round = 0
+        self._refused = torch.zeros(len(roster), dtype=torch.int64, device=self.device)
+        self._left_out: list[list[tuple[Tensor, Tensor]]] = []  # by round: who sent, and whose copies were not finite
+        self.state: State = method.begin(roster)
+        self.plan = method.plan(self.state, roster)
+        self.plan.check(roster.signatures(), roster.names)
+        self.all_values = self._arrange(self.plan)
+        draws = [first(0)]
+        for circle_values in self.all_values:
+            pool = circle_values.plan.pool if isinstance(circle_values.plan, UnitPlan) else None
+            draws += [first(draw) for draw in range(len(draws), pool or 0)]
+            for circle, row in enumerate(circle_values.value):
+                values = draws[circle if pool else 0]
+                row.copy_(torch.cat([values[key].to(self.device) for key in circle_values.keys]))
+            circle_values.known.fill_(True)
+        self._declared()
+
+    # --- a round ---------------------------------------------------------------------------------------------------
+
+    def instructions(self, ids: Sequence[int]) -> Instructions:
+        """What clients of one architecture receive now: values of their circles, and what to send after training."""
+        ids = tuple(ids)
+        has = self.roster.members[ids[0]].units
+        of = Selection(ids, len(self.roster))
+        blocks: list[UnitValues] = []
+        pulls: list[Tensor | None] = []
+        offers: dict[str, Tensor] = {}
+        copies: dict[str, Tensor] = {}
+        for circle_values in self.all_values:
+            if any(has.get(unit) != signature for unit, signature in circle_values.keys):
+                continue
+            plan = circle_values.plan
+            for unit in [unit for unit in circle_values.units if unit in self.plan.offered]:
+                if bool(of(self.plan.offered[unit]).any()):
+                    offers[unit] = circle_values.column((unit, has[unit]))
+            for unit in [unit for unit in circle_values.units if unit in self.plan.copies]:
+                copies[unit] = circle_values.copies((unit, has[unit]), of(self.plan.copies[unit]))
+            receives = None if plan.for_all else of(plan.receives)
+            if receives is not None and not bool(receives.any()):
+                continue
+            value, known = circle_values.received(of)
+            whole = plan.whole and (receives is None or bool(receives.all())) and circle_values.all_known()
+            pulls.append(None if whole else of(plan.to(self.device).taken) * known)
+            blocks.append(UnitValues(circle_values.units, circle_values.sizes, None, value))
+        send = {}
+        for unit in has:
+            if unit in self.plan.from_all:
+                send[unit] = of.all
+            elif bool((sends := of(self.plan.sends(unit))).any()):
+                send[unit] = sends
+        told = self.method.tell(self.state, self.roster, ids)
+        return Instructions(
+            self.round + 1, ids, tuple(blocks), tuple(pulls), send, self._everyone, told, offers, copies
+        )
+
+    def merge(self, ups: Sequence[Update]) -> None:
+        """Close a round: the method writes the plan, by which what was sent is merged."""
+        updates = Updates(self.round + 1, tuple(ups), self.models, self.held, self.copies)
+        before, self.state = self.state, self.method.learn(self.state, updates, self.roster)
+        if self.state is not before:
+            self._follow(self.roster)
+        left_out: list[tuple[Tensor, Tensor]] = []
+        for circle_values in list(self.all_values):
+            self._merge_values(circle_values, ups, left_out)
+        self._left_out.append(left_out)
+        self.round += 1
+        if len(self._left_out) >= _COUNT_AFTER:
+            self._count()
+
+    @property
+    def refused(self) -> Tensor:
+        """(K,) how many updates of each client were left out so far; counting them waits until somebody asks."""
+        self._count()
+        return self._refused
+
+    @refused.setter
+    def refused(self, counts: Tensor) -> None:
+        self._left_out.clear()
+        self._refused = counts
+
+    def _count(self) -> None:
+        """Count the updates that were left out since the last time: one, however many of its units are bad."""
+        waiting = [(at, ids, flags) for at, round_ in enumerate(self._left_out) for ids, flags in round_]
+        self._left_out.clear()
+        if not waiting:
+            return
+        clients = len(self._refused)
+        updates, which = torch.cat([at * clients + ids for at, ids, _ in waiting]).unique(return_inverse=True)
+        bad = torch.zeros(len(updates), dtype=torch.int64, device=self.device)
+        bad.index_add_(0, which.to(self.device), torch.cat([flags for _, _, flags in waiting]).long())
+        self._refused.index_add_(0, (updates % clients).to(self.device), (bad > 0).long())
+
+    def held(self, unit: str, ids: Tensor) -> Tensor:
+        """(k, size) the values of a unit in the circles of clients that have it in one shape."""
+        values, key = self._where(unit, int(ids[0]))
+        value, _ = values.received(lambda whole: whole[ids.to(whole.device)], values.columns(key))
+        return value.clone()  # the next merge writes where values lie
+
+    def copies(self, unit: str, ids: Tensor) -> Tensor:
+        """(k, size) what clients that have a mixed unit in one shape sent of it last."""
+        values, key = self._where(unit, int(ids[0]))
+        if not isinstance(values.plan, MixedUnit):
+            raise ValueError(f"of unit '{unit}' a value a circle is held, and no client's copy; plan a MixedUnit")
+        return values.column(key)[ids.to(self.device)]
+
+    def _where(self, unit: str, client: int) -> tuple[CircleValues, Key]:
+        """The values among which a unit of a client's is, and its key there."""
+        key = (unit, self.roster.members[client].units[unit])
+        for circle_values in self.all_values:
+            if key in circle_values.keys:
+                return circle_values, key
+        name = self.roster.names[client]
+        raise KeyError(f"unit '{unit}' is in no circle of client '{name}', so no value is held")
+
+    def traffic(self, participants: Sequence[int]) -> Traffic:
+        """What the coming round moves, from the plan alone."""
+        return traffic(self.plan, self.sizes, torch.tensor(participants))
+
+    def declare(self, members: Mapping[int, ClientInfo]) -> None:
+        """Clients that changed declare themselves anew: other labels, other sample counts, another architecture."""
+        now = tuple(members.get(i, member) for i, member in enumerate(self.roster.members))
+        self._enrol(now, Updates(self.round, ()))
+
+    def welcome(self, member: ClientInfo, updates: Updates) -> None:
+        """A newcomer joins as the last of the roster; `updates` is what it has to show; nobody else is regrouped."""
+        self._enrol((*self.roster.members, member), updates)
+        self.refused = torch.cat([self.refused, self.refused.new_zeros(1)])
+
+    def _enrol(self, members: tuple[ClientInfo, ...], updates: Updates) -> None:
+        before, self.roster = self.roster, replace(self.roster, members=members)
+        self._declared()
+        self.state = self.method.enrol(self.state, before, self.roster, updates)
+        self._follow(before)
+
+    def _follow(self, before: Roster) -> None:
+        """Write the plan anew; where it differs, or the roster does from the one before, values find their places."""
+        plan = self.method.plan(self.state, self.roster)
+        if plan != self.plan or (before is not self.roster and self.roster.signatures() != before.signatures()):
+            plan.check(self.roster.signatures(), self.roster.names)
+            self._rearrange(plan, before)
+            self.plan = plan
+
+    def _declared(self) -> None:
+        self.sizes = self.roster.sizes()
+        counts = {(u, member.units[u]): n for member in self.roster.members for u, n in member.statistics.items()}
+        self.merging = Merging(self.rule, self.method, counts)
+        self._everyone = int(self.roster.samples.sum())
+
+    # --- values ----------------------------------------------------------------------------------------------------
+
+    def _merge_values(
+        self, circle_values: CircleValues, ups: Sequence[Update], left_out: list[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Merge units that lie together at once where all came together from everyone, else one by one."""
+        whole = [self._part(up, circle_values.keys) for up in ups]
+        together = all(
+            part is not None or not self._any(up, circle_values.keys) for part, up in zip(whole, ups, strict=True)
+        )
+        if not together:
+            self.all_values.remove(circle_values)
+            singles = [circle_values.single(key) for key in circle_values.keys]
+            self.all_values += singles
+            for single in singles:
+                self._merge_values(single, ups, left_out)
+            return
+        parts = [part for part in whole if part is not None]
+        if not parts:
+            return
+        if len(parts) == 1:
+            ids, values = parts[0]
+            left_out.append((ids, circle_values.replayed(ids, values, self.merging)))
+        else:
+            left_out.append((torch.cat([ids for ids, _ in parts]), circle_values.merge(parts, self.merging)))
+
+    def _part(self, up: Update, keys: Sequence[Key]) -> tuple[Tensor, Tensor] | None:
+        has = self.roster.members[up.ids[0]].units
+        if any(has.get(unit) != signature for unit, signature in keys):
+            return None
+        return up.part([unit for unit, _ in keys])
+
+    def _any(self, up: Update, keys: Sequence[Key]) -> bool:
+        return any(self._part(up, (key,)) is not None for key in keys)
+
+    def _arrange(self, plan: Plan) -> list[CircleValues]:
+        """Empty values for a plan: units that are planned alike and that the same clients have lie together.
+
+        So a unit of some shape lies in one place only, and whoever has one unit of a place has all of them.
+        """
+        signatures = self.roster.signatures()
+        all_values = []
+        for unit_plan, units in plan.alike:
+            if unit_plan.count == 0:
+                continue
+            owners: dict[Key, list[int]] = {}
+            for unit in units:
+                for i, signature in enumerate(signatures[unit]):
+                    if signature is not None:
+                        owners.setdefault((unit, signature), []).append(i)
+            groups: dict[tuple[int, ...], list[Key]] = {}
+            for key, ids in owners.items():
+                groups.setdefault(tuple(ids), []).append(key)
+            for keys in groups.values():
+                size = sum(size_of(signature) for _, signature in keys)
+                value = torch.zeros(unit_plan.count, size, device=self.device)
+                known = torch.zeros(unit_plan.count, dtype=torch.bool, device=self.device)
+                all_values.append(CircleValues(unit_plan, tuple(keys), value, known))
+        return all_values
+
+    def _rearrange(self, plan: Plan, roster: Roster) -> None:
+        """Shelves for a new plan, filled with what the old ones held for the roster of then.
+
+        A circle that goes on keeps its value; one that nobody has been heard in has none.
+        """
+        old = {key: circle_values for circle_values in self.all_values for key in circle_values.keys}
+        all_values: list[CircleValues] = []
+        for circle_values in self._arrange(plan):
+            singles: list[CircleValues] = []
+            for key in circle_values.keys:
+                single, before = circle_values.single(key), old.get(key)
+                if before is not None:
+                    rows = inherit(circle_values.plan, before.plan).to(self.device)
+                    row = rows.clamp(min=0)
+                    single.known = (rows >= 0) & (before.known & _owned(before.plan, key, roster).to(self.device))[row]
+                    single.value = torch.where(single.known[:, None], before.column(key)[row], 0.0)
+                    for name, tensor in before.memory.items():
+                        kept = tensor[:, before.columns(key)][row]
+                        single.memory[name] = torch.where(single.known[:, None], kept, 0.0)
+                single.known |= ~_owned(circle_values.plan, key, self.roster).to(
+                    self.device
+                )  # these rows nobody asks for
+                singles.append(single)
+            one = singles[0]
+            if all(torch.equal(s.known, one.known) and s.memory.keys() == one.memory.keys() for s in singles):
+                value = torch.cat([single.value for single in singles], dim=1)
+                memory = {name: torch.cat([single.memory[name] for single in singles], dim=1) for name in one.memory}
+                all_values.append(CircleValues(circle_values.plan, circle_values.keys, value, one.known, memory=memory))
+            else:
+                all_values += singles
+        self.all_values = all_values
+
+
+def _owned(plan: AnyUnit, key: Key, roster: Roster) -> Tensor:
+    """(circles,) which circles have a member with a unit of this shape."""
+    has = torch.tensor([member.units.get(key[0]) == key[1] for member in roster.members])
+    if isinstance(plan, UnitPlan) and plan.pool is not None:  # all are there to be chosen
+        return has.any().expand(plan.count)
+    inside = has & (plan.circle >= 0) if isinstance(plan, UnitPlan) else has
+    return torch.zeros(plan.count, dtype=torch.bool).index_fill_(0, plan.row[inside], True)

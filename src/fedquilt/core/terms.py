@@ -1,0 +1,35 @@
+"""What all clients of a federation agree on before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from fedquilt.client import Split
+from fedquilt.engines.settings import Training
+from fedquilt.families.common import Common, Declared, form_for
+from fedquilt.interface.method import Method
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all clients of a federation agree on before it starts."""
+
+    method: Method
+    training: Training
+    classes: int
+    seed: int = 0
+    common: Common | None = None
+    public_test: Common | None = None
+
+    def public(self, client: Declared) -> list[Split]:
+        """The public samples that a client holds, in its form: `common`, then `public_test`."""
+        return [form_for(held, client) for held in (self.common, self.public_test) if held is not None]
+
+    @cached_property
+    def public_counts(self) -> tuple[int, ...]:
+        """How many public samples of each label there are; none where there are no public samples."""
+        labels = [held.y for held in (self.common, self.public_test) if held is not None]
+        return tuple(torch.cat(labels).bincount(minlength=self.classes).tolist()) if labels else ()

@@ -1,0 +1,198 @@
+"""Samples of a user's own as arrays: from arrays, a data frame, a csv or npz file, a folder of them, a torch Dataset.
+
+Labels may be any texts or numbers. They are numbered in their sorted order, and keep their names.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedquilt._util.suggest import did_you_mean
+from fedquilt.data.npz import NotArrays, read_arrays
+
+_MISSING = ("", "na", "nan", "null", "none", "?")
+_PEAK = 255  # of an image of bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples x (n, ...), their labels (n,) as numbers with names, and whose each is (n,), where that is known."""
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    label_names: tuple[str, ...]
+    client: NDArray[np.str_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+def read_samples(source: Any, label: str = "label", client: Any = None) -> Samples:
+    """Samples of any kind of source.
+
+    `label` names the column of the labels in a table, `client` the one that says whose a sample is; beside arrays it is
+    an array of that itself. In a folder every csv or npz file is a client of the file's name.
+
+    >>> s = read_samples(([[0.5], [1.5], [2.5]], ["cat", "dog", "cat"]), client=[7, 7, 9])
+    >>> s.y.tolist(), s.label_names, s.client.tolist()
+    ([0, 1, 0], ('cat', 'dog'), ['7', '7', '9'])
+    """
+    x, labels, whose = _read(source, label, client)
+    x, labels = np.asarray(x), np.asarray(labels)
+    if labels.ndim != 1 or x.ndim == 0 or len(x) != len(labels) or not len(labels):
+        raise ValueError(
+            f"samples of shape {x.shape} do not go with labels of shape {labels.shape}; give (n, ...) samples and (n,) "
+            "labels, at least one"
+        )
+    if whose is not None and np.shape(whose) != labels.shape:
+        raise ValueError(f"there are {len(labels)} samples, but clients of shape {np.shape(whose)}; give one a sample")
+    y, names = numbered(labels)
+    return Samples(_inputs(x), y, names, None if whose is None else np.array([str(_plain(who)) for who in whose]))
+
+
+def numbered(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Labels as numbers from 0 up and their names; whole numbers from 0 up stay as they are.
+
+    >>> numbered(np.array([10, 30, 30]))[0].tolist(), numbered(np.array([0, 2]))
+    ([10, 30, 30], (array([0, 2]), ()))
+    """
+    if labels.dtype.kind == "f":
+        if not np.isfinite(labels).all():
+            raise ValueError("labels hold NaN or infinite values; leave samples without a label out")
+        if not (labels == labels.round()).all():
+            raise ValueError(
+                f"labels are classes, but one is {float(labels[labels != labels.round()][0]):g}; numbers to predict "
+                "would be a regression, which there is none of yet: put them into bins"
+            )
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind in "iu" and int(labels.min()) >= 0:
+        return labels.astype(np.int64), ()
+    told = np.array([str(_plain(label)) for label in labels])
+    names, y = np.unique(told, return_inverse=True)
+    return y.astype(np.int64), tuple(str(name) for name in names)
+
+
+def _read(source: Any, label: str, client: Any) -> tuple[Any, Any, Any]:
+    """Samples, labels and clients of a source."""
+    if isinstance(source, str | Path):
+        return _from_path(Path(source), label, client)
+    if isinstance(source, tuple | list) and len(source) == 2:
+        return _array(source[0]), _array(source[1]), client
+    if hasattr(source, "columns") and hasattr(source, "to_numpy"):  # a data frame, of pandas or of others
+        columns = {str(name): np.asarray(source[name]) for name in source.columns}
+        return _from_columns(columns, label, client, "the data frame")
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):  # a torch Dataset
+        try:
+            pairs = [source[at] for at in range(len(source))]
+            return np.stack([_array(x) for x, _ in pairs]), np.array([_plain(y) for _, y in pairs]), client
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"a data set gives a pair (sample, label) for every number, all alike ({error})") from None
+    raise TypeError(
+        f"a {type(source).__name__} is no source of samples; give a pair (samples, labels), a data frame, a csv or npz "
+        "file, a folder of them, or a torch Dataset"
+    )
+
+
+def _from_path(path: Path, label: str, client: Any) -> tuple[Any, Any, Any]:
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in (".csv", ".npz"))
+        if not files:
+            raise FileNotFoundError(f"there is no csv or npz file in '{path}'; each would be a client")
+        if client is not None:
+            raise ValueError(f"in the folder '{path}' every file is a client; leave client={client!r} out")
+        parts = [_from_path(file, label, None) for file in files]
+        shapes = {np.shape(x)[1:] for x, _, _ in parts}
+        if len(shapes) > 1:
+            raise ValueError(f"the files of '{path}' have samples of shapes {sorted(shapes)}; they must be alike")
+        whose = np.repeat([file.stem for file in files], [len(y) for _, y, _ in parts])
+        return np.concatenate([x for x, _, _ in parts]), np.concatenate([y for _, y, _ in parts]), whose
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file or folder '{path}'")
+    if path.suffix.lower() == ".npz":
+        return _from_npz(path, client)
+    if path.suffix.lower() == ".csv":
+        return _from_columns(_columns(path), label, client, f"'{path}'")
+    raise ValueError(f"'{path}' is neither a csv nor an npz file, nor a folder of them")
+
+
+def _from_npz(path: Path, client: Any) -> tuple[Any, Any, Any]:
+    try:
+        arrays = read_arrays(path)
+    except NotArrays as error:
+        raise ValueError(f"'{path}' cannot be read: {error}") from error
+    key = "client" if client is None else str(client)
+    for name in ("x", "y", *([] if client is None else [key])):
+        if name not in arrays:
+            raise ValueError(f"'{path}' has no array '{name}'; it has {', '.join(arrays) or 'none'}")
+    return arrays["x"], arrays["y"], arrays.get(key)
+
+
+def _columns(path: Path) -> dict[str, NDArray[Any]]:
+    """The columns of a csv file with a line of headings; those of numbers alone as numbers."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = [line for line in csv.reader(file) if line]
+    if len(lines) < 2:
+        raise ValueError(f"'{path}' needs a line of headings and at least one sample")
+    head = [name.strip() for name in lines[0]]
+    for number, line in enumerate(lines[1:], 2):
+        if len(line) != len(head):
+            raise ValueError(f"'{path}', line {number} has {len(line)} entries, the headings are {len(head)}")
+    return {name: _numbers([line[at].strip() for line in lines[1:]]) for at, name in enumerate(head)}
+
+
+def _numbers(texts: Sequence[str]) -> NDArray[Any]:
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array([float("nan") if t.lower() in _MISSING else kind(t) for t in texts], dtype=kind)
+        except (ValueError, OverflowError):
+            continue
+    return np.array(texts)
+
+
+def _from_columns(
+    columns: Mapping[str, NDArray[Any]], label: str, client: Any, whose: str
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    named = [label, *([client] if isinstance(client, str) else [])]
+    for name in named:
+        if name not in columns:
+            raise ValueError(f"{whose}: {did_you_mean(name, columns, 'column')}")
+    features = {name: values for name, values in columns.items() if name not in named}
+    texts = [name for name, values in features.items() if values.dtype.kind not in "iufb"]
+    if texts:
+        raise ValueError(f"{whose}: column '{texts[0]}' is no numbers; encode it as numbers, or leave it out")
+    if not features:
+        raise ValueError(f"{whose} has no columns beside {' and '.join(named)}; what should a model look at?")
+    gaps = [name for name, values in features.items() if not np.isfinite(values.astype(np.float64)).all()]
+    if gaps:
+        raise ValueError(f"{whose}: column '{gaps[0]}' has gaps; fill or drop them first")
+    x = np.stack([values.astype(np.float32) for values in features.values()], axis=1)
+    return x, columns[label], columns[client] if isinstance(client, str) else client
+
+
+def _inputs(x: NDArray[Any]) -> NDArray[Any]:
+    """What a model is fed: images of bytes as float32 in [0, 1], channel first; other numbers as they are."""
+    if x.dtype.kind not in "iufb":
+        raise TypeError(f"samples must be numbers, not {x.dtype}; give arrays of one shape")
+    if x.dtype != np.uint8 or x.ndim < 3:
+        return x
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        x = np.moveaxis(x, 3, 1)
+    return (x / np.float32(_PEAK)).astype(np.float32)
+
+
+def _array(values: Any) -> NDArray[Any]:
+    return np.asarray(values.numpy(force=True) if hasattr(values, "numpy") else values)
+
+
+def _plain(value: Any) -> Any:
+    """A number or text as Python's own."""
+    return value.item() if hasattr(value, "item") else value

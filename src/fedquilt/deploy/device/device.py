@@ -1,0 +1,162 @@
+"""A device: one client's data, its kept state, and a method's client half. It answers letters with bytes.
+
+Everything it needs to know about a run is in the letter, everything it must remember is in its files, so it may be
+killed and started again between any two letters.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save
+from torch import Tensor
+
+from fedquilt._util.files import write_bytes
+from fedquilt.core.evaluation import look_at, measure, training_losses
+from fedquilt.core.simulation import Simulation
+from fedquilt.core.terms import Terms
+from fedquilt.deploy.device.client_folder import allowed_methods, load_client
+from fedquilt.deploy.device.state import LostState, NodeState
+from fedquilt.deploy.held import read_common
+from fedquilt.deploy.names import plain_name
+from fedquilt.deploy.project import Node
+from fedquilt.deploy.transport.codec import LOOK, Arrays, Text, read_down, read_terms, write_member, write_up
+from fedquilt.deploy.transport.wire import REASONS, Refused, pack, unpack
+from fedquilt.interface.messages import Instructions
+from fedquilt.readouts import named
+
+_ROW, _MEMORY = "row", "memory/"
+
+
+class Device:
+    """One client on its own machine."""
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self.node = Node.read(folder)
+        self.client = load_client(self.node, data)
+        self.allowed = allowed_methods(self.node)
+        files = (folder / "common.npz", folder / "public_test.npz")
+        self.common, self.public_test = (read_common(file) if file.is_file() else None for file in files)
+
+    def handle(self, letter: bytes) -> bytes:
+        """The answer to a letter. What goes wrong is written to this device's own log; the server is told a code."""
+        echo: Text = {}
+        try:
+            arrays, text = unpack(letter)
+            echo = {"token": text["token"], "kind": text["kind"]}
+            if text["kind"] == "who":
+                return pack({}, {"name": self.node.name})
+            answer, said = self._hello(text) if text["kind"] == "hello" else self._round(arrays, text)
+            return pack(answer, said | echo)
+        except LostState:
+            refused = Refused("lost-state")
+        except Refused as refusal:
+            refused = refusal
+        except Exception:
+            traceback.print_exc()
+            refused = Refused("failed")
+        print(f"no update was made: {refused}", file=sys.stderr, flush=True)
+        return pack({}, {"code": refused.code} | echo)
+
+    def _hello(self, text: Mapping[str, Any]) -> tuple[Arrays, Text]:
+        """What the client declares: who it is, what its model is cut into, and how it will change. Never data."""
+        simulation = self._simulation(self._terms(text), 0)
+        member, changes = write_member(simulation.members()[0]), {}
+        for start in self.client.changes:
+            now = self.client.at(start)
+            go_to(simulation, start)
+            constant = list(simulation.members()[0].constant)
+            changes[str(start)] = {"samples": now.samples, "labels": list(now.labels), "constant": constant}
+        return {}, {"member": member, "changes": changes}
+
+    def _round(self, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> tuple[Arrays, Text]:
+        """One round: look at what was received, train, and stage what must be kept. The last letter only looks."""
+        if text["refused"]:
+            print(f"the server left out the update of a round: {REASONS[text['refused']]}", file=sys.stderr, flush=True)
+        if not plain_name(text["run"]):  # it becomes the name of a folder here
+            raise Refused("bad-letter")
+        down = read_down(arrays, text)
+        state = NodeState(self.node.folder / "state", text["run"])
+        with state.alone():
+            kept = state.settle(text["accepted"])
+            simulation = self._simulation(self._terms(text), down.ids[0])
+            memory: dict[str, Tensor] = {}
+            if kept is not None:
+                restore(simulation, memory, *kept)
+            said: Text = {"round": down.round}
+            go_to(simulation, down.round - 1)
+            if text["evaluate"]:
+                look = self._look(arrays, text) if "look" in text else down
+                said["counts"], said["losses"] = evaluate(simulation, look, text["readouts"], memory, text["last"])
+            answer: Arrays = {}
+            if text["last"]:
+                self._write_model(simulation, down, text["run"])
+            else:
+                go_to(simulation, down.round)
+                answer, written = write_up(simulation.run(down), text["dtype"])
+                said |= written | {"training_loss": finite(float(training_losses(simulation, down.ids)))}
+            state.stage(text["token"], keep(simulation, memory), {"round": str(simulation.round)})
+        return answer, said
+
+    def _look(self, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> Instructions:
+        """What the round before is looked at with, where the client is about to change."""
+        own = {name.removeprefix(LOOK): array for name, array in arrays.items() if name.startswith(LOOK)}
+        return read_down(own, text["look"])
+
+    def _write_model(self, simulation: Simulation, down: Instructions, run: str) -> None:
+        """The personal model that the client ends with: what all this was for."""
+        folder = self.node.folder / "models"
+        folder.mkdir(exist_ok=True)
+        model = simulation.model(down.ids[0], down)
+        arrays = {name: value.numpy(force=True) for name, value in model.state_dict().items()}
+        write_bytes(folder / f"{run}.safetensors", save(arrays))
+
+    def _terms(self, text: Mapping[str, Any]) -> Terms:
+        return read_terms(text["terms"], self.common, self.public_test, self.allowed)
+
+    def _simulation(self, terms: Terms, number: int) -> Simulation:
+        return Simulation([self.client], terms, "cpu", "sequential", numbers=[number])
+
+
+def keep(simulation: Simulation, memory: Mapping[str, Tensor]) -> Arrays:
+    """What a client must remember: all its numbers, private units among them, and what its read-outs keep."""
+    kept = {_MEMORY + name: value.numpy(force=True) for name, value in memory.items()}
+    return {_ROW: simulation.family_states[0].store.take([0])[0].numpy(force=True), **kept}
+
+
+def restore(simulation: Simulation, memory: dict[str, Tensor], kept: Arrays, text: Mapping[str, str]) -> None:
+    """Puts back what `keep` gave, after the architecture of that round."""
+    go_to(simulation, int(text["round"]))
+    simulation.family_states[0].store.put([0], torch.from_numpy(kept[_ROW].copy())[None])
+    memory |= {n.removeprefix(_MEMORY): torch.from_numpy(a.copy()) for n, a in kept.items() if n.startswith(_MEMORY)}
+
+
+def go_to(simulation: Simulation, round_: int) -> None:
+    """Lets the client become what it is in a round, change by change."""
+    for next_ in range(simulation.round + 1, round_ + 1):
+        simulation.changes(next_)
+
+
+def evaluate(
+    simulation: Simulation, down: Instructions, readouts: list[str], memory: dict[str, Tensor], last: bool
+) -> tuple[dict[str, dict[str, list[list[int]]]], dict[str, dict[str, float | None]]]:
+    """The client's own scores of the round before, by read-out and split: counts by class; losses."""
+    known = [readout for readout in map(named, readouts) if readout is not None]
+    counts: dict[str, dict[str, list[list[int]]]] = {}
+    losses: dict[str, dict[str, float | None]] = {}
+    for (name, split), found in measure(look_at(simulation, down, memory, last), known).items():
+        counts.setdefault(name, {})[split] = found.counts[0].to_dense().tolist()
+        losses.setdefault(name, {})[split] = None if found.losses is None else finite(float(found.losses[0]))
+    return counts, losses
+
+
+def finite(number: float) -> float | None:
+    """A number as text can hold it."""
+    return number if math.isfinite(number) else None

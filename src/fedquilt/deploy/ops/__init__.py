@@ -1,0 +1,1 @@
+"""Making, starting and watching a deployed federation: folders, keys, processes."""

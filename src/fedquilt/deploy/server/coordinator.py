@@ -1,0 +1,105 @@
+"""Leading a run: ask who is there, then round after round, each saved before the next begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from fedquilt.core.federation import Federation
+from fedquilt.deploy.project import Project
+from fedquilt.deploy.server.agreement import make_terms
+from fedquilt.deploy.server.answers import Exchange
+from fedquilt.deploy.server.declarations import Declarations, declare, stubs
+from fedquilt.deploy.server.remote_clients import RemoteClients, remote
+from fedquilt.deploy.server.run_folder import RemoteRunFolder
+from fedquilt.deploy.transport.transport import Transport
+from fedquilt.runs.folder import METRICS, TRAFFIC
+from fedquilt.runs.rebuilding import make_readouts
+from fedquilt.runs.result import Run
+from fedquilt.scenario import Scenario
+from fedquilt.sharing import pick
+
+DEFAULT_READOUTS = ("received", "adapted")
+
+
+def lead(project: Project, spec: Mapping[str, Any], post: Transport) -> dict[str, Any]:
+    """The whole run that `spec` describes, from its start or from where its checkpoint is; gives its summary."""
+    records = RemoteRunFolder(spec["folder"])
+    with records.led():
+        return _lead(project, spec, post, records)
+
+
+def _lead(project: Project, spec: Mapping[str, Any], post: Transport, records: RemoteRunFolder) -> dict[str, Any]:
+    start, more = time.monotonic(), records.kept()
+    before = more["seconds"] if more else 0.0
+    declared = more["declared"] if more else _declared(project, spec, post, records)
+    federation = make_federation(project, spec, post, declared, records.letters, records.say)
+    result = Run(federation, folder=records.folder)
+
+    def keep() -> None:
+        result.seconds = before + time.monotonic() - start
+        records.keep(federation, {"declared": declared, "seconds": result.seconds})
+
+    if more:
+        records.go_back(federation)
+        result.earlier = records.lines(METRICS)
+        for line in records.lines(TRAFFIC):
+            result.bytes_up.append(sum(line["up"].values()))
+            result.bytes_down.append(sum(line["down"].values()))
+    else:
+        transfer = {"transfer": asdict(project.transfer), "rounds": asdict(project.rounds)}
+        records.settings(federation, {"evaluate_every": federation.evaluate_every, "deploy": transfer})
+        keep()
+    rounds = federation.training.rounds
+    while federation.round < rounds:
+        records.status(state="running", round=federation.round, rounds=rounds)
+        report = federation.step()
+        result.take(federation, report)
+        records.round(federation, report)
+        keep()
+    last = federation.evaluate(last=True)
+    records.evaluated(last)
+    result.evaluations += last
+    left_out = remote(federation).left_out
+    summary = {**result.summary, "seconds": before + time.monotonic() - start, "left_out": left_out}
+    records.finish(federation, summary, last)
+    records.status(state="finished", round=federation.round, rounds=rounds)
+    return summary
+
+
+def make_federation(
+    project: Project,
+    spec: Mapping[str, Any],
+    post: Transport,
+    declared: Declarations,
+    log: Callable[[Exchange], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Federation:
+    """The federation of those who declared themselves."""
+    terms = make_terms(project, spec)
+    clients = stubs(project, declared, say)
+    names = project.spec.label_names or tuple(str(label) for label in range(project.spec.classes))
+    scenario = Scenario(
+        project.spec.scenario, clients, terms.training, terms.common, terms.public_test, names, project.spec.origin
+    )
+    rule = dict(spec.get("merge") or {"name": "mean"})
+    return Federation(
+        scenario, terms.method, terms.training, terms.seed, "cpu",
+        readouts=make_readouts(spec.get("readouts") or DEFAULT_READOUTS),
+        rule=pick(rule.pop("name"), **rule),
+        evaluate_every=spec.get("evaluate_every", 1),
+        clients=RemoteClients(spec["run"], clients, terms, post, project.rounds, project.transfer, log),
+    )  # fmt: skip
+
+
+def _declared(project: Project, spec: Mapping[str, Any], post: Transport, records: RemoteRunFolder) -> Declarations:
+    """Asks who is there, and says whom it waits for and whom it leaves out."""
+
+    def log(exchange: Exchange) -> None:
+        records.letters(exchange)
+        for name, reason in exchange.details.items():
+            records.say(f"client '{name}' is not in this run: {reason}")
+
+    return declare(project, spec, post, log, lambda names: records.status(state="starting", waiting=names))

@@ -1,0 +1,266 @@
+"""Clients on machines of their own, as a backend of a federation: letters in place of function calls.
+
+The server keeps a stub of each client: its architecture, its labels, its sample count, and no sample. The stubs make
+what the loop needs (rosters, first values, architectures for methods that look at sent models), so that methods, plans
+and results are the very same code as in a simulation.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedquilt._util.randomness import key_of, some_of
+from fedquilt.client import Client
+from fedquilt.core.federation import Federation
+from fedquilt.core.server import Server
+from fedquilt.core.simulation import Simulation
+from fedquilt.core.terms import Terms
+from fedquilt.deploy.device.state import FRESH
+from fedquilt.deploy.project import Rounds, Transfer
+from fedquilt.deploy.server.answers import Exchange, largest_answer, open_answer
+from fedquilt.deploy.server.bounds import outliers
+from fedquilt.deploy.server.scores import Losses, Said, evaluations, loss_of
+from fedquilt.deploy.server.silence import Silence
+from fedquilt.deploy.transport.codec import LOOK, Form, agree, read_up, stack, write_down, write_terms
+from fedquilt.deploy.transport.transport import Patience, Transport
+from fedquilt.deploy.transport.wire import Refused, pack
+from fedquilt.interface.messages import Instructions, Update
+from fedquilt.interface.readout import SPLITS
+from fedquilt.interface.steps import Send
+from fedquilt.readouts import Readout
+from fedquilt.results import Evaluation
+
+Answers = dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]]
+
+
+class NoQuorum(RuntimeError):
+    """Too few clients answered, again and again."""
+
+
+class RemoteClients:
+    """Clients that letters reach. A round is repeated until enough of them have answered with what may be merged."""
+
+    where, engines, late = "devices", ["flower"], True
+
+    def __init__(
+        self,
+        run: str,
+        clients: Sequence[Client],
+        terms: Terms,
+        post: Transport,
+        rounds: Rounds,
+        transfer: Transfer,
+        log: Callable[[Exchange], None] = lambda _: None,
+    ) -> None:
+        self.run_name, self.post, self.rounds, self.transfer, self.log = run, post, rounds, transfer, log
+        self.stubs = Simulation(clients, terms, "cpu", "sequential")
+        self.names = [client.name for client in clients]
+        self.accepted = dict.fromkeys(self.names, FRESH)  # the token of the last accepted update of each client
+        self.told = dict.fromkeys(self.names, "")  # why its last update was left out, for each client
+        self.left_out: dict[str, dict[str, int]] = {}  # client -> code -> how often
+        self.silence = Silence()
+        self._form: Form | None = None  # of reports, as the last round had them
+        self.chooses = any(isinstance(step, Send) for step in self.stubs.steps)
+        self._terms = write_terms(terms)
+        self._before: dict[int, Instructions] = {}  # what clients that change now looked at before
+        self._said: dict[int, Said] = {}  # what the last answers said of the round before
+        self._trained: tuple[Losses, Losses] = ({}, {})  # losses of training, of the round before the last and of it
+        self.members, self.first_values = self.stubs.members, self.stubs.first_values
+        self.probabilities, self.architectures = self.stubs.probabilities, self.stubs.architectures
+
+    def turn(self, server: Server, round_: int) -> None:
+        """Go to a round; clients that change there get what they must have to look at the round before as they were."""
+        changing = [n for n, client in enumerate(self.stubs.clients) if round_ in client.changes]
+        self._before = {number: server.instructions([number]) for number in changing}
+        self.stubs.turn(server, round_)
+
+    def exchange(
+        self, server: Server, chosen: Sequence[int], readouts: Sequence[Readout]
+    ) -> list[tuple[Instructions, Update]]:  # fmt: skip
+        """One round, repeated until enough clients have answered."""
+        needed = max(1, math.ceil(self.rounds.quorum * len(chosen)))
+        for attempt in range(1, self.rounds.attempts + 1):
+            asked = self._ask([*chosen, *self._spare(server, chosen)], needed, server.round + 1)
+            downs = {number: server.instructions([number]) for number in asked}
+            answers, tokens = self._letters(server, downs, readouts, attempt, wanted=len(chosen), needed=needed)
+            if len(answers) >= needed:
+                break
+        else:
+            raise NoQuorum(
+                f"round {server.round + 1} was tried {self.rounds.attempts} times and fewer than "
+                f"{self.rounds.quorum:.0%} of its clients answered; look at `fedquilt deploy status`, then go on with "
+                "`fedquilt deploy run --resume`"
+            )
+        self.accepted |= {self.names[number]: tokens[number] for number in answers}
+        losses = {self.names[number]: loss_of(self._said[number].get("training_loss")) for number in answers}
+        self._trained = (self._trained[1], {name: loss for name, loss in losses.items() if math.isfinite(loss)})
+        family = {number: place for number, (place, _) in self.stubs.home.items()}
+        return [(downs[up.ids[0]], up) for up in stack(server.round + 1, answers, family)]
+
+    def evaluate(self, server: Server, readouts: Sequence[Readout], last: bool) -> list[Evaluation]:
+        """What the last answers said of the round before; `last`: clients look at what they end with, and keep it."""
+        if last:
+            asked = self._ask(range(len(self.names)), 0, server.round + 1)
+            downs = {number: server.instructions([number]) for number in asked}
+            self._letters(server, downs, readouts, 1, last=True)
+        classes, trained = self.stubs.terms.classes, self._trained[last]
+        return evaluations(server.round - (not last), readouts, self.names, classes, self._said, trained)
+
+    def kept(self) -> dict[str, Any]:
+        """What a checkpoint must hold beside the server."""
+        return {
+            "accepted": self.accepted, "told": self.told, "left_out": self.left_out, "trained": dict(self._trained[1]),
+            "silence": self.silence.kept(),
+        }  # fmt: skip
+
+    def remember(self, kept: Mapping[str, Any]) -> None:
+        """Takes back what `kept` gave."""
+        self.accepted, self.told = dict(kept["accepted"]), dict(kept["told"])
+        self.silence = Silence(kept.get("silence"))
+        self.left_out = {name: dict(codes) for name, codes in kept["left_out"].items()}
+        self._trained = ({}, dict(kept.get("trained", {})))
+
+    def model(self, number: int, down: Instructions | None = None) -> nn.Module:
+        """Not here: a client's personal model holds private units, and these never leave it."""
+        raise ValueError(
+            f"the model of client '{self.names[number]}' is on its own device, in the folder models of its client "
+            "folder"
+        )
+
+    def close(self) -> None:
+        """Nothing: clients stay where they are."""
+
+    def _spare(self, server: Server, chosen: Sequence[int]) -> list[int]:
+        """Some clients more, where a round takes a part of all: those who answer first count."""
+        others = [number for number in range(len(self.names)) if number not in set(chosen)]
+        count = min(len(others), math.ceil(self.rounds.spare * len(chosen)))
+        if not count:
+            return []
+        return [others[at] for at in some_of(len(others), count, key_of("spare", self.stubs.terms.seed, server.round))]
+
+    def _ask(self, chosen: Sequence[int], needed: int, round_: int) -> list[int]:
+        """Those of the chosen clients that are there, waiting a while until there are enough; all if there are not."""
+        end = time.monotonic() + self.rounds.timeout
+        while True:
+            there = self.post.reachable()
+            found = [number for number in chosen if self.names[number] in there]
+            heard = [number for number in found if not self.silence.aside(self.names[number], round_)]
+            if len(heard) >= max(1, needed):
+                return heard
+            if len(found) >= needed:
+                return found
+            if time.monotonic() > end:
+                return list(chosen)
+            time.sleep(1)
+
+    def _letters(
+        self,
+        server: Server,
+        downs: Mapping[int, Instructions],
+        readouts: Sequence[Readout],
+        attempt: int,
+        last: bool = False,
+        wanted: int = 0,
+        needed: int = 0,
+    ) -> tuple[Answers, dict[int, str]]:
+        """Sends letters, checks what comes back, and leaves out what must be; answers and letters' tokens."""
+        tokens = {number: secrets.token_hex(16) for number in downs}
+        letters = {self.names[n]: self._letter(down, tokens[n], readouts, last) for n, down in downs.items()}
+        record = Exchange(server.round + 1, "end" if last else "round", attempt, list(letters))
+        record.bytes_down = {name: len(letter) for name, letter in letters.items()}
+        start = time.perf_counter()
+        answers: Answers = {}
+        self._said = {}
+        all_sizes = server.roster.sizes()
+        sizes = {n: {unit: int(size[n]) for unit, size in all_sizes.items()} for n in downs}
+        patience = Patience(self.rounds.timeout, needed, self.rounds.grace, self._largest(sizes, len(readouts)))
+        for answer in self.post.exchange(letters, server.round + 1, patience):
+            record.bytes_up[answer.client] = record.bytes_up.get(answer.client, 0) + len(answer.content)
+            try:
+                if answer.code:
+                    raise Refused(answer.code)
+                if answer.client not in letters:
+                    raise Refused("unknown-client")
+                number = self.names.index(answer.client)
+                if answer.client in record.answered:
+                    raise Refused("duplicate")
+                arrays, text = open_answer(answer.content, tokens[number], server.round + 1)
+                if not last:
+                    largest = self.transfer.largest_change
+                    answers[number] = read_up(arrays, downs[number], sizes[number], largest, self.chooses)
+                self._said[number] = text
+                record.answered.append(answer.client)
+                patience.good()
+            except Refused as refusal:
+                record.refused[answer.client] = refusal.code
+            if wanted and len(answers) == wanted < len(letters):
+                break
+        self._compare(answers, downs, record)
+        self._remember(record, server)
+        record.seconds = time.perf_counter() - start
+        self.log(record)
+        return answers, tokens
+
+    def _largest(self, sizes: Mapping[int, Mapping[str, int]], readouts: int) -> dict[str, int]:
+        """Bytes that each client's answer may have."""
+        tables, classes = readouts * len(SPLITS), self.stubs.terms.classes
+        return {self.names[n]: largest_answer(sum(own.values()), classes, tables) for n, own in sizes.items()}
+
+    def _compare(self, answers: Answers, downs: Mapping[int, Instructions], record: Exchange) -> None:
+        """Leaves out answers that do not go with those of the others."""
+        strange, self._form = agree(answers, self._form)
+        for number in strange:
+            del answers[number]
+            record.refused[self.names[number]] = "wrong-shape"
+        for number, where in outliers(answers, downs, self.transfer.most_times_others).items():
+            del answers[number]
+            record.refused[self.names[number]] = "far-from-others"
+            record.details[self.names[number]] = str(Refused("far-from-others", where[:60]))
+
+    def _remember(self, record: Exchange, server: Server) -> None:
+        """Counts what was left out, notes what each sender is to be told, and who said nothing."""
+        silent = [name for name, code in record.refused.items() if code == "no-answer" and name in self.told]
+        self.silence.note(record.round, silent, [name for name in self.told if record.bytes_up.get(name)])
+        for name in record.asked:
+            self.told[name] = ""
+        for name, code in record.refused.items():
+            codes = self.left_out.setdefault(name, {})
+            codes[code] = codes.get(code, 0) + 1
+            if name in self.told:
+                self.told[name] = code
+                server.refused[self.names.index(name)] += code != "no-answer"
+            if code == "lost-state":
+                self.accepted[name] = FRESH
+
+    def _letter(self, down: Instructions, token: str, readouts: Sequence[Readout], last: bool) -> bytes:
+        name = self.names[down.ids[0]]
+        arrays, text = write_down(down, self.transfer.dtype)
+        look = self._before.get(down.ids[0])
+        if look is not None and readouts and not last:
+            more, text["look"] = write_down(look, self.transfer.dtype)
+            arrays |= {LOOK + name: array for name, array in more.items()}
+        text |= {
+            "kind": "round",
+            "run": self.run_name,
+            "terms": self._terms,
+            "token": token,
+            "accepted": self.accepted[name],
+            "refused": self.told[name],
+            "dtype": self.transfer.dtype,
+            "readouts": [readout.name for readout in readouts],
+            "evaluate": bool(readouts),
+            "last": last,
+        }
+        return pack(arrays, text)
+
+
+def remote(federation: Federation) -> RemoteClients:
+    """The clients of a federation over a network."""
+    assert isinstance(federation.backend, RemoteClients)
+    return federation.backend

@@ -1,0 +1,42 @@
+"""Who is asked: clients that were silent again and again are put aside for a while, so that no round waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_LONGEST = 32  # rounds
+
+
+class Silence:
+    """How often in a row each client was silent, and until which round it is not asked.
+
+    >>> silence = Silence()
+    >>> for round_ in (1, 2, 4):
+    ...     silence.note(round_, silent=["a"], heard=["b"])
+    >>> [silence.aside("a", round_) for round_ in range(5, 9)], silence.aside("b", 5)
+    ([True, True, False, False], False)
+    """
+
+    def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
+        kept = kept or {}
+        self.times: dict[str, int] = dict(kept.get("times", {}))
+        self.until: dict[str, int] = dict(kept.get("until", {}))
+
+    def aside(self, name: str, round_: int) -> bool:
+        """Whether a client is not asked in a round."""
+        return round_ <= self.until.get(name, 0)
+
+    def note(self, round_: int, silent: Iterable[str], heard: Iterable[str]) -> None:
+        """Notes who was silent: the second time in a row costs a round, each further time twice as many."""
+        for name in heard:
+            self.times.pop(name, None)
+            self.until.pop(name, None)
+        for name in silent:
+            self.times[name] = self.times.get(name, 0) + 1
+            if self.times[name] > 1:
+                self.until[name] = round_ + min(_LONGEST, 2 ** (self.times[name] - 2))
+
+    def kept(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {"times": self.times, "until": self.until}

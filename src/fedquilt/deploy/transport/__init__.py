@@ -1,0 +1,1 @@
+"""Letters between the server and devices, as bytes and back."""

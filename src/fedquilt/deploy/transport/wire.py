@@ -1,0 +1,134 @@
+"""Messages as bytes: arrays and a little plain text, in the safetensors format, never a pickle.
+
+A message is one block of bytes. Its arrays have names and their dtype and shape are checked against their length when
+it is opened, so a header cannot lie about what follows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+Arrays = Mapping[str, NDArray[Any]]
+VERSION = 1
+
+# Why an update was left out, or why a client could not make one. A code travels; a sentence is shown.
+REASONS = {
+    "unknown-client": "it came from a node that is no client of this run",
+    "unreadable": "it could not be decoded",
+    "wrong-version": "it was made by another version of fedquilt",
+    "wrong-round": "it belongs to another round",
+    "duplicate": "the client had already answered in this round",
+    "unknown-unit": "it held a unit that the client was not asked for",
+    "missing-unit": "it lacked a unit that the client was asked for",
+    "wrong-shape": "an array had another shape than the model",
+    "wrong-dtype": "an array had another number format than agreed",
+    "not-finite": "it held NaN or infinite values",
+    "absurd-norm": "it went absurdly far from what the client was sent",
+    "far-from-others": "it was many times as far from what was sent as the others of its round",
+    "too-large": "it had many times the bytes that were expected",
+    "bad-declaration": "what it declared of itself cannot be",
+    "other-model": "its model has other units or shapes than the server knows",
+    "unknown-method": "the method is none of the library's own, and the device's owner has not allowed it",
+    "other-code": "the device's code of the method is not the server's",
+    "bad-letter": "the server's letter made no sense to the device",
+    "failed": "the client's own program failed; its log says why",
+    "lost-state": "the client's kept state was gone, so it starts afresh",
+    "no-answer": "no answer came in time",
+}
+
+
+class Refused(Exception):
+    """An update that is left out; `code` is one of `REASONS`, `unit` says where, if anywhere.
+
+    >>> str(Refused("not-finite", "head"))
+    'it held NaN or infinite values (head)'
+    """
+
+    def __init__(self, code: str, unit: str = "") -> None:
+        super().__init__(REASONS[code] + (f" ({unit})" if unit else ""))
+        self.code, self.unit = code, unit
+
+
+def pack(arrays: Arrays, text: Mapping[str, Any]) -> bytes:
+    """Arrays and plain text (anything JSON can say) as one block of bytes.
+
+    >>> arrays, text = unpack(pack({"head": np.ones(3, np.float32)}, {"round": 2}))
+    >>> arrays["head"].tolist(), text
+    ([1.0, 1.0, 1.0], {'round': 2})
+    """
+    told = json.dumps({**text, "version": VERSION}, allow_nan=False, separators=(",", ":"))
+    apart = {name: array.copy(order="C") for name, array in arrays.items()}  # ascontiguousarray gives numbers an axis
+    return save(apart, metadata={"fedquilt": told})
+
+
+def unpack(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """What `pack` packed; anything else is `Refused`."""
+    try:
+        arrays = load(content)
+        length = int.from_bytes(content[:8], "little")
+        told = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["fedquilt"])
+        version = told.pop("version")
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        raise Refused("unreadable") from None
+    if version != VERSION:
+        raise Refused("wrong-version")
+    return arrays, told
+
+
+def shrink(arrays: Arrays, dtype: str) -> dict[str, NDArray[Any]]:
+    """Float32 arrays in the transfer's format; one that float16 cannot hold (above 65504) travels as it is.
+
+    >>> shrink({"a": np.float32([1, 2]), "b": np.float32([1e6])}, "float16")["a"].dtype.name
+    'float16'
+    """
+    if dtype == "float32":
+        return dict(arrays)
+    out = {}
+    for name, array in arrays.items():
+        with np.errstate(over="ignore"):
+            small = array.astype(dtype)
+        out[name] = small if array.dtype == np.float32 and bool(np.isfinite(small).all()) else array
+    return out
+
+
+def grow(arrays: Arrays) -> dict[str, NDArray[Any]]:
+    """Arrays as they are computed with: float16 becomes float32 again."""
+    return {name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in arrays.items()}
+
+
+def check_values(values: Arrays, expected: Mapping[str, int], sent: Arrays, largest_change: float) -> None:
+    """Refuses decoded unit values that a merge must not see.
+
+    `expected` has the size of every unit the client was asked for, `sent` what it was sent of it.
+
+    >>> check_values({"head": np.float32([1, 2])}, {"head": 3}, {}, 1000)
+    Traceback (most recent call last):
+    ...
+    fedquilt.deploy.transport.wire.Refused: an array had another shape than the model (head)
+    """
+    for unit in values:
+        if unit not in expected:
+            raise Refused("unknown-unit", unit[:60])
+    for unit, size in expected.items():
+        if unit not in values:
+            raise Refused("missing-unit", unit)
+        value = values[unit]
+        if value.dtype not in (np.float32, np.float16):
+            raise Refused("wrong-dtype", unit)
+        if value.shape != (size,):
+            raise Refused("wrong-shape", unit)
+        if not bool(np.isfinite(value).all()):
+            raise Refused("not-finite", unit)
+        # A unit of many small numbers may grow from nothing, so the bound never falls below that of ordinary weights.
+        before = sent.get(unit, np.zeros(size, np.float32)).astype(np.float64)
+        usual = max(float(np.linalg.norm(before)), math.sqrt(size))
+        if float(np.linalg.norm(value.astype(np.float64) - before)) > largest_change * usual:
+            raise Refused("absurd-norm", unit)

@@ -1,0 +1,287 @@
+"""What passes between the server and its clients: who they are, what they receive, what they send.
+
+These values are the border between the two halves of a method. In a simulation they carry many clients at a time, on a
+real network one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedquilt._util.shared_memory import place_on
+from fedquilt.families.common import Common
+from fedquilt.families.layout import Signature
+from fedquilt.sharing import Plan, Traffic, traffic
+from fedquilt.sharing.weighted_sums import finite_rows
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What a client declares when it joins: never data."""
+
+    name: str
+    samples: int
+    traits: Mapping[str, str]
+    labels: tuple[int, ...]
+    units: Mapping[str, Signature]  # in order, bottom to top
+    public: tuple[int, ...] = ()  # how many public samples of each label it holds
+    kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of layers, by unit: norm, linear, ...
+    statistics: Mapping[str, int] = field(default_factory=dict)  # how many of a unit's numbers, the last ones, no step
+    # of training moves: running statistics and other buffers of the model
+    constant: tuple[str, ...] = ()  # buffers of its model that nothing writes: no unit has them, they stay home
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Everyone in the federation, as the server knows them, and what the server itself holds."""
+
+    members: tuple[ClientInfo, ...]
+    classes: int
+    rounds: int
+    seed: int = 0
+    common: Common | None = None
+    label_names: tuple[str, ...] = ()
+    public_test: Common | None = None
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names, in the order of their numbers."""
+        return [member.name for member in self.members]
+
+    @property
+    def samples(self) -> Tensor:
+        """(K,) training samples of each client."""
+        return torch.tensor([float(member.samples) for member in self.members])
+
+    @property
+    def units(self) -> list[str]:
+        """Every unit any client has, in order."""
+        return list(dict.fromkeys(unit for member in self.members for unit in member.units))
+
+    def has(self, unit: str) -> Tensor:
+        """(K,) which clients have a unit."""
+        return torch.tensor([unit in member.units for member in self.members])
+
+    def same_units(self, before: Roster) -> bool:
+        """Whether all clients have the units that they had before, and no others came."""
+        return [member.units for member in self.members] == [member.units for member in before.members]
+
+    def signatures(self) -> dict[str, list[Signature | None]]:
+        """The shapes of each unit on each client; None where a client lacks it."""
+        return {unit: [member.units.get(unit) for member in self.members] for unit in self.units}
+
+    def sizes(self) -> dict[str, Tensor]:
+        """(K,) how many numbers each unit has on each client."""
+        size = {s: sum(int(torch.Size(shape).numel()) for shape in s) for m in self.members for s in m.units.values()}
+        return {
+            unit: torch.tensor([0 if s is None else size[s] for s in signatures])
+            for unit, signatures in self.signatures().items()
+        }
+
+    @property
+    def owns(self) -> Tensor:
+        """(K, classes) who owns which label."""
+        return torch.tensor([[label in member.labels for label in range(self.classes)] for member in self.members])
+
+    @property
+    def public_y(self) -> Tensor:
+        """(n,) the labels of the samples that everybody holds: of `common`, then of `public_test`."""
+        return torch.cat([torch.zeros(0).long(), *(h.y for h in (self.common, self.public_test) if h is not None)])
+
+    def trait(self, key: str) -> list[str]:
+        """A trait of every client; a client that does not declare it is an error that says so."""
+        missing = [member.name for member in self.members if key not in member.traits]
+        if missing:
+            raise ValueError(
+                f"client '{missing[0]}' declares no trait '{key}'; give every client traits={{'{key}': ...}} "
+                "or choose a method that does not need it"
+            )
+        return [member.traits[key] for member in self.members]
+
+
+@dataclass(frozen=True)
+class UnitValues:
+    """The values of some units of some clients: (k, size), unit after unit, for clients at `places` of a message."""
+
+    units: tuple[str, ...]
+    sizes: tuple[int, ...]
+    places: Tensor | None  # (k,) rows of the message's clients, None: all of them in order
+    value: Tensor
+
+    def columns(self, units: Sequence[str]) -> Tensor | None:
+        """The part of the value that some units have, as a view; None where they do not lie together here."""
+        if tuple(units) == self.units:
+            return self.value
+        if not set(units) <= set(self.units):
+            return None
+        first = self.units.index(units[0])
+        if tuple(units) != self.units[first : first + len(units)]:
+            return None
+        start = sum(self.sizes[:first])
+        return self.value[:, start : start + sum(self.sizes[first : first + len(units)])]
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """What the server sends to clients of one architecture at the start of a round.
+
+    `blocks` are the values received with, for each, how far each client moves there (`pulls`, (k,), None: all the
+    way). `send` lists the units that each client shall send back after training.
+    """
+
+    round: int
+    ids: tuple[int, ...]
+    blocks: tuple[UnitValues, ...]
+    pulls: tuple[Tensor | None, ...]
+    send: Mapping[str, Tensor]  # (k,) bool
+    everyone: int = 0  # training samples of all clients together
+    told: Mapping[str, Tensor] = field(default_factory=dict)  # whatever the method's server half tells its client half
+    offers: Mapping[str, Tensor] = field(default_factory=dict)  # (circles, size) by unit, to choose from
+    copies: Mapping[str, Tensor] = field(default_factory=dict)  # (k, M, size) by unit: for each client others' copies
+
+
+@dataclass(frozen=True)
+class Update:
+    """What clients of one architecture send after training: the asked units, nothing else, and small reports."""
+
+    round: int
+    ids: tuple[int, ...]
+    blocks: tuple[UnitValues, ...]
+    reports: Mapping[str, Tensor] = field(default_factory=dict)  # (k, ...)
+
+    def part(self, units: Sequence[str]) -> tuple[Tensor, Tensor] | None:
+        """Clients' numbers and their values of some units, where these lie together in one block."""
+        for block in self.blocks:
+            value = block.columns(units)
+            if value is not None:
+                return self.numbers if block.places is None else self.numbers[block.places], value
+        return None
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """(k,) the clients' numbers as a tensor."""
+        return place_on(self.ids, torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What went to clients and came back, without the values: enough to count it when somebody asks.
+
+    `sent` are, by unit, the places of those who sent it, None: of all of them.
+    """
+
+    ids: tuple[int, ...]
+    told: int  # bytes for each client, beside values of units
+    reported: int
+    sent: Mapping[str, Tensor | None]
+
+    @classmethod
+    def of(cls, down: Instructions, up: Update) -> Passed:
+        """A message and its answer."""
+        sent = {unit: block.places for block in up.blocks for unit in block.units}
+        return cls(up.ids, bytes_each(down.told), bytes_each(up.reports), sent)
+
+
+def counted(plan: Plan, sizes: Mapping[str, Tensor], passed: Sequence[Passed]) -> Traffic:
+    """What a round moved: what its plan says, less what clients chose not to send, and what passed beside units."""
+    moved = traffic(plan, sizes, torch.tensor([i for each in passed for i in each.ids]))
+    told, reported = torch.zeros(2, plan.clients, dtype=torch.int64)
+    really = torch.zeros_like(moved.up, dtype=torch.bool)
+    for each in passed:
+        ids = torch.tensor(each.ids)
+        told[ids], reported[ids] = each.told, each.reported
+        for unit, places in each.sent.items():
+            really[ids if places is None else ids[places], moved.units.index(unit)] = True
+    return replace(moved, up=moved.up * really, told=told, reported=reported)
+
+
+def bytes_each(beside: Mapping[str, Tensor]) -> int:
+    """Bytes of one client's part of tensors (k, ...) that pass beside the values of units.
+
+    >>> bytes_each({"active": torch.ones(5, 3, dtype=torch.bool), "loss": torch.zeros(5)})
+    7
+    """
+    return sum(value[0].numel() * value.element_size() for value in beside.values() if len(value))
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What a method's server half looks at: everything that was sent in a round, over all families."""
+
+    round: int
+    ups: tuple[Update, ...]
+    models: Callable[[Updates, Common], tuple[Tensor, Tensor]] | None = None
+    held: Callable[[str, Tensor], Tensor] | None = None
+    copies: Callable[[str, Tensor], Tensor] | None = None
+
+    @property
+    def ids(self) -> Tensor:
+        """(k,) the clients that took part."""
+        return torch.cat([up.numbers for up in self.ups]) if self.ups else torch.zeros(0, dtype=torch.int64)
+
+    @property
+    def units(self) -> list[str]:
+        """Every unit that somebody sent."""
+        return list(dict.fromkeys(unit for up in self.ups for block in up.blocks for unit in block.units))
+
+    def parts(self, *units: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pairs of client numbers (k,) and values (k, size), one a family, of some units; units must lie together."""
+        for up in self.ups:
+            part = up.part(units)
+            if part is not None:
+                yield part
+
+    def value(self, unit: str) -> tuple[Tensor, Tensor]:
+        """Who sent a unit, (k,), and their copies, (k, size), where all copies have one shape."""
+        parts = list(self.parts(unit))
+        if not parts:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0)
+        return torch.cat([ids for ids, _ in parts]), torch.cat([value for _, value in parts])
+
+    def of_everyone(self, unit: str, otherwise: Tensor) -> Tensor:
+        """(K, size) every client's copy of a unit that has one shape, `otherwise` (K, size) where it sent none."""
+        found = otherwise.clone()
+        for ids, value in self.parts(unit):
+            found[ids] = value.to(found)
+        return found
+
+    def received(self, unit: str, ids: Tensor) -> Tensor:
+        """(k, size) the server's value of a unit in the circles of some clients: what they had before they trained."""
+        if self.held is None:
+            raise ValueError("the server was given no values, so it cannot say what clients received")
+        return self.held(unit, ids)
+
+    def latest(self, unit: str, ids: Tensor) -> Tensor:
+        """(k, size) what some clients, all of one shape, sent last of a mixed unit, in this round or before."""
+        sent = [(who[good.cpu()], values[good]) for who, values in self.parts(unit) for good in [finite_rows(values)]]
+        now = {int(i): row for who, values in sent for i, row in zip(who, values, strict=True)}
+        before = [i for i in ids.tolist() if i not in now]
+        if before and self.copies is None:
+            raise ValueError("the server was given no values, so it cannot say what clients sent before")
+        if before and self.copies is not None:
+            now |= dict(zip(before, self.copies(unit, torch.tensor(before)), strict=True))
+        return torch.stack([now[i] for i in ids.tolist()])
+
+    def report(self, name: str) -> tuple[Tensor, Tensor]:
+        """Who reported something, (k,), and what, (k, ...)."""
+        parts = [(torch.tensor(up.ids), up.reports[name]) for up in self.ups if name in up.reports]
+        if not parts:
+            raise KeyError(f"no client reported '{name}' in round {self.round}")
+        return torch.cat([ids for ids, _ in parts]), torch.cat([value for _, value in parts])
+
+    def probabilities(self, samples: Common) -> tuple[Tensor, Tensor]:
+        """Who sent a whole model, (k,), and its class probabilities on samples the server holds, (k, n, classes).
+
+        Where they come in several forms, every model is shown its client's.
+        """
+        if self.models is None:
+            raise ValueError("the server was given no architectures, so it cannot run the models it was sent")
+        return self.models(self, samples)

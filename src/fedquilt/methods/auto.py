@@ -1,0 +1,308 @@
+"""Auto: with whom each unit is shared is found from evidence while training; nothing has to be declared.
+
+All units start in one circle, as in FedAvg. After a tenth of the rounds, and again until four fifths of them:
+
+    look     clients train once on either half of their samples and say where that moves each unit, as sketches; from
+             these, agglomeration that stops where noise outweighs disagreement proposes circles (sharing/evidence.py)
+    ballot   for the unit nearest to the output that has proposals, clients are told the means of the proposed circles
+             and report their validation losses with them; circles must beat what all share, and either one's own copy
+             too or, by a gain that lasts, what an earlier ballot found (methods/decisions.py)
+    wait     what was decided needs some rounds to show: clients that disagree about the output seem to disagree about
+             everything, and agree on the units below once they differ above
+
+A plan changes only for a gain of `sure` standard errors. Where nobody has validation samples the look decides alone.
+Some rounds after a split the reverse is put to the vote. Clients that are new, that declared a change, or whose patch
+fits less well than another's, are offered the patches that others wear (`fit`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedquilt.families.parts import Parts
+from fedquilt.families.units import layers_of
+from fedquilt.interface.messages import ClientInfo, Roster, Updates
+from fedquilt.interface.method import Method, State
+from fedquilt.interface.steps import Do, Install, Step, Train
+from fedquilt.methods import decisions
+from fedquilt.methods.ballots import BALLOT, CANDIDATES, LOOK, PATCH, ballot, fit, look
+from fedquilt.methods.candidates import measured, new_ballot, sketch_sizes, values_of
+from fedquilt.methods.decisions import Decision, in_words
+from fedquilt.methods.fedavg import circles_of_shape
+from fedquilt.methods.hypotheses import (  # fmt: skip
+    different,
+    enough,
+    hypotheses,
+    joined,
+    nothing_seen,
+    tidy,
+    top_down,
+    with_look,
+)
+from fedquilt.methods.patches import most_of, patches_of, rows_of
+from fedquilt.sharing import PRIVATE, Plan, UnitPlan
+
+WAITS, LOOKS, VOTES, FITS = "waits", "looks", "votes", "fits"
+_SHARE = 0.08  # of the traffic of FedAvg in 100 rounds, or in as many as there are: what evidence may cost
+_UNTIL = 0.8  # of the rounds: what is found later has no time to show
+_CLEARLY = 2  # times `sure`: a client with a place leaves it for a gain that is so clear
+_PATIENCE = 6  # rounds that a look or a ballot takes at most, where only some clients take part in each
+
+
+@dataclass(frozen=True)
+class Auto(Method):
+    """Circles for each unit, found from evidence.
+
+    `lam` says how much of a disagreement counts: a client that trains on by itself makes up for the rest. A plan
+    changes for a gain of `sure` standard errors. A look sends `sketch` numbers a unit and half. A model is cut into at
+    most `units` units, layer by layer from the top, the rest in one. With `traits`, what clients declare is one more
+    hypothesis, tested like the others.
+    """
+
+    name: ClassVar[str] = "auto"
+    lam: float = 0.3
+    sure: float = 2.0
+    sketch: int = 256
+    units: int = 6
+    traits: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.lam > 0:
+            raise ValueError(f"auto with lam={self.lam} sees no disagreement: use the method 'fedavg'")
+        if not self.sure > 0 or math.isinf(self.sure):
+            raise ValueError(f"auto with sure={self.sure}: give a number of standard errors above 0, such as 2")
+        if self.sketch < 16 or self.units < 1:
+            raise ValueError(f"auto: sketch={self.sketch} must be 16 or more, and units={self.units} 1 or more")
+
+    # --- client half -----------------------------------------------------------------------------------------------
+
+    def parts(self, model: nn.Module, member: ClientInfo, classes: int) -> Parts:
+        return Parts(model, units=layers_of(model, self.units))
+
+    def local(self) -> tuple[Step, ...]:
+        votes = Do(ballot, data="validation", reports=("losses", "judged"))
+        fits = Do(fit, data="train", reports=("fits", "errors"))
+        return votes, Install(), fits, *look(self.sketch), Train()
+
+    # --- server half: what it remembers ----------------------------------------------------------------------------
+
+    def begin(self, roster: Roster) -> State:
+        return {
+            "round": 0,
+            "circle": {unit: circles_of_shape(roster, unit) for unit in roster.units},
+            "doing": WAITS,
+            "due": max(2, math.ceil(roster.rounds / 10)),
+            "fruitless": 0,  # looks in a row after which nothing was changed
+            "judged": True,  # whether there are validation samples to judge by, as far as is known
+            "waiting": torch.zeros(len(roster), dtype=torch.bool),  # clients without a place that they chose
+            "fitted": 0,  # the round in which all were asked whether their patch fits
+            "spent": 0.0,  # numbers, of the mean client, that evidence has cost
+            "decisions": [],
+        }
+
+    def learn(self, state: State, updates: Updates, roster: Roster) -> State:
+        state = self._move(state, updates, roster) | {"round": updates.round}
+        if state["doing"] == LOOKS:
+            state = self._looked(state, updates, roster)
+        elif state["doing"] == VOTES:
+            state = self._voted(state, updates, roster)
+        elif state["doing"] == FITS:
+            state = self._rest(state, roster, found=True)
+        if state["doing"] == WAITS and state["due"] <= updates.round < _UNTIL * roster.rounds:
+            cost = sum(2.0 * numbers for numbers in sketch_sizes(roster, self.sketch).values())
+            if self._affords(state, roster, cost):
+                seen = {unit: nothing_seen(len(roster)) for unit in roster.units}
+                state |= {"doing": LOOKS, "seen": seen, "tries": 0, "spent": state["spent"] + cost}
+        return state
+
+    def _rest(self, state: State, roster: Roster, found: bool) -> State:
+        """Wait: some rounds after something was found, longer and longer where nothing was."""
+        fruitless = 0 if found else state["fruitless"] + 1
+        pause = max(1, roster.rounds // 20) * 2**fruitless
+        kept = {k: v for k, v in state.items() if k not in ("seen", "ballot", "queue", "tries")}
+        return kept | {"doing": WAITS, "due": state["round"] + pause, "fruitless": fruitless}
+
+    def _affords(self, state: State, roster: Roster, cost: float) -> bool:
+        size = sum(float(sizes.float().mean()) for sizes in roster.sizes().values())
+        return bool(state["spent"] + cost <= _SHARE * 2 * size * max(100, roster.rounds))
+
+    # --- looks -----------------------------------------------------------------------------------------------------
+
+    def _looked(self, state: State, updates: Updates, roster: Roster) -> State:
+        seen = dict(state["seen"])
+        for unit in roster.units:
+            for ids, one, other in measured(unit, updates, roster, self.sketch):
+                seen[unit] = with_look(seen[unit], state["circle"][unit], ids, one, other)
+        state = {**state, "seen": seen, "tries": state["tries"] + 1}
+        if state["tries"] < _PATIENCE and not all(enough(seen[u], state["circle"][u]) for u in roster.units):
+            return state
+        return self._ask({**state, "queue": top_down(roster)}, updates, roster)
+
+    def _ask(self, state: State, updates: Updates, roster: Roster) -> State:
+        """Put the next unit that has hypotheses to the vote, or decide at once where nobody could judge."""
+        queue = list(state["queue"])
+        while queue:
+            unit = queue.pop(0)
+            options = hypotheses(unit, state["circle"], state["seen"], roster, self.lam, self.traits)
+            back = self._backwards(unit, state, updates, roster)
+            if options and not state["judged"]:
+                state, changed = self._decide_unjudged(unit, options, state, roster)
+                if changed:
+                    return self._rest(state, roster, found=True)
+            elif options | back:
+                options = dict(list(options.items())[: CANDIDATES - len(back)])
+                cost = len(options | back) * float(roster.sizes()[unit].float().mean())
+                if self._affords(state, roster, cost):
+                    asked = new_ballot(unit, options, back, updates, roster)
+                    spent = state["spent"] + cost
+                    return {**state, "doing": VOTES, "ballot": asked, "queue": queue, "tries": 0, "spent": spent}
+        split = any(
+            int((circle != PRIVATE).sum()) and _split(circle, roster, u) for u, circle in state["circle"].items()
+        )
+        if split and state["judged"] and state["round"] - state["fitted"] >= max(5, roster.rounds // 5):
+            return {**state, "doing": FITS, "fitted": state["round"]}
+        return self._rest(state, roster, found=False)
+
+    def _backwards(self, unit: str, state: State, updates: Updates, roster: Roster) -> dict[str, Tensor]:
+        """Once after each split, the reverse: circles joined with the nearest, and everybody together again."""
+        circle = state["circle"][unit]
+        split = [d["round"] for d in state["decisions"] if d["unit"] == unit and d["changed"]]
+        asked = [d["round"] for d in state["decisions"] if d["unit"] == unit and d["backwards"]]
+        if not split or max(asked, default=0) > max(split):
+            return {}
+        values: dict[int, dict[int, Tensor]] = {}
+        shapes = circles_of_shape(roster, unit)
+        for ids, copies in updates.parts(unit):
+            for group in circle[ids].unique().tolist():
+                here = (circle[ids] == group).to(copies.device)
+                values.setdefault(int(shapes[ids[0]]), {})[group] = copies[here].double().mean(0).cpu()
+        nearest = circle
+        for of_shape in values.values():
+            nearest = joined(nearest, {g: v for g, v in of_shape.items() if g != PRIVATE})
+        return different({"joined with the nearest": tidy(nearest), "everybody together": tidy(shapes)}, circle)
+
+    # --- ballots ---------------------------------------------------------------------------------------------------
+
+    def _voted(self, state: State, updates: Updates, roster: Roster) -> State:
+        asked = dict(state["ballot"])
+        for up in updates.ups:
+            if "judged" in up.reports:
+                ids = torch.tensor(up.ids)
+                asked["losses"] = asked["losses"].index_copy(0, ids, up.reports["losses"].double().cpu())
+                asked["judged"] = asked["judged"].index_copy(0, ids, up.reports["judged"].double().cpu())
+                asked["heard"] = asked["heard"].index_fill(0, ids, True)
+        unit, tries = asked["unit"], state["tries"] + 1
+        state = {**state, "ballot": asked, "tries": tries}
+        if tries < _PATIENCE and float(asked["heard"][roster.has(unit)].double().mean()) < 0.75:
+            return {**state, "ballot": asked | values_of(asked["circles"], unit, updates, roster)}
+        if not decisions.judged(asked):
+            state["judged"] = False
+            return self._ask({**state, "queue": [unit, *state["queue"]]}, updates, roster)
+        circle, made = decisions.by_ballot(asked, state["circle"][unit], state["round"], self.sure, state["decisions"])
+        state, changed = self._adopt(unit, circle, made, state)
+        return self._rest(state, roster, found=True) if changed else self._ask(state, updates, roster)
+
+    def _decide_unjudged(
+        self, unit: str, options: Mapping[str, Tensor], state: State, roster: Roster
+    ) -> tuple[State, bool]:
+        seen, samples = state["seen"][unit], roster.samples
+        circle, made = decisions.by_look(
+            unit, options, state["circle"][unit], seen, samples, self.lam, state["round"], self.sure
+        )
+        return self._adopt(unit, circle, made, state)
+
+    def _adopt(self, unit: str, circle: Tensor, made: Sequence[Decision], state: State) -> tuple[State, bool]:
+        """The plan as it was decided, if anything was; whoever was not seen in the look finds its place by itself."""
+        changed = any(decision["changed"] for decision in made)
+        state = {**state, "decisions": [*state["decisions"], *made]}
+        if changed:
+            unseen = (state["seen"][unit]["times"] == 0) & (state["circle"][unit] != PRIVATE)
+            state |= {"circle": {**state["circle"], unit: circle}, "waiting": state["waiting"] | unseen}
+        return state, changed
+
+    # --- patches ---------------------------------------------------------------------------------------------------
+
+    def _move(self, state: State, updates: Updates, roster: Roster) -> State:
+        """Clients that were offered patches take the one that fits best; those with a place only for a clear gain."""
+        circles, waiting = {u: c.clone() for u, c in state["circle"].items()}, state["waiting"].clone()
+        made: list[Decision] = []
+        for up in updates.ups:
+            if "fits" not in up.reports:
+                continue
+            for i, fits, errors in zip(up.ids, up.reports["fits"].cpu(), up.reports["errors"].cpu(), strict=True):
+                units, patches = patches_of(state["circle"], state["waiting"], roster, i)
+                gains = fits[0] - fits
+                if not waiting[i]:
+                    gains = torch.where(gains > _CLEARLY * self.sure * errors, gains, 0.0)
+                best = int(gains.argmax())
+                if patches[best] != patches[0]:
+                    for unit, group in zip(units, patches[best], strict=True):
+                        circles[unit][i] = group
+                    made += decisions.moved(roster.names[i], updates.round, float(gains[best]), float(errors[best]))
+                waiting[i] = False
+        if not made and bool((waiting == state["waiting"]).all()):
+            return dict(state)
+        return {**state, "circle": circles, "waiting": waiting, "decisions": [*state["decisions"], *made]}
+
+    def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
+        """Newcomers and whoever changed wait for a place, at first in the biggest circles of their shapes.
+
+        Where nothing that is declared has changed, data have: all are asked whether their patch still fits.
+        """
+        same = [old == new for old, new in zip(before.members, roster.members, strict=False)]
+        anew = torch.tensor([*(not known for known in same), *[True] * (len(roster) - len(before))])
+        waiting = torch.cat([state["waiting"], torch.zeros(len(roster) - len(before), dtype=torch.bool)])
+        circles = {}
+        for unit in roster.units:
+            known = state["circle"].get(unit, torch.full((len(before),), PRIVATE))
+            circles[unit] = most_of(unit, known, before, roster)
+        state = {**state, "circle": circles, "waiting": waiting | anew}
+        state = self._rest(state, roster, found=True)
+        if not bool(anew.any()):
+            state |= {"doing": FITS, "fitted": state["round"]}
+        return self._move(state, updates, roster)
+
+    # --- what follows ----------------------------------------------------------------------------------------------
+
+    def plan(self, state: State, roster: Roster) -> Plan:
+        samples = roster.samples
+        plans = {unit: UnitPlan(circle, samples) for unit, circle in state["circle"].items()}
+        asked = state["waiting"] if state["doing"] != FITS else torch.ones(len(roster), dtype=torch.bool)
+        offered: dict[str, Tensor] = {}
+        for i in asked.nonzero()[:, 0].tolist():
+            for unit in patches_of(state["circle"], state["waiting"], roster, i)[0]:
+                offered.setdefault(unit, torch.zeros(len(roster), dtype=torch.bool))[i] = True
+        return Plan(plans, offered=offered)
+
+    def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
+        told: dict[str, Tensor] = {}
+        if state["doing"] == LOOKS:
+            told[LOOK] = torch.ones(len(ids), 1, dtype=torch.bool)
+        elif state["doing"] == VOTES and state["ballot"]["unit"] in roster.members[ids[0]].units:
+            asked = state["ballot"]
+            shape = str(int(circles_of_shape(roster, asked["unit"])[ids[0]]))
+            if shape in asked["values"]:
+                told[BALLOT + asked["unit"]] = asked["values"][shape][asked["rows"][:, list(ids)].T]
+        if state["doing"] == FITS or bool(state["waiting"][list(ids)].any()):
+            rows = [rows_of(state["circle"], *patches_of(state["circle"], state["waiting"], roster, i)) for i in ids]
+            told |= {PATCH + unit: torch.stack([row[unit] for row in rows]) for unit in rows[0]}
+        return told
+
+    def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
+        """Each decision in a sentence, and what was tried and left."""
+        size = sum(float(sizes.float().mean()) for sizes in roster.sizes().values())
+        return {
+            "decisions": [in_words(decision) for decision in state["decisions"]],
+            "looking_cost": state["spent"] / (2 * size * max(1, state["round"])),
+        }
+
+
+def _split(circle: Tensor, roster: Roster, unit: str) -> bool:
+    """Whether clients of one shape are in different circles."""
+    return not torch.equal(tidy(circle), tidy(circles_of_shape(roster, unit)))

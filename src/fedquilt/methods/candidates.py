@@ -1,0 +1,86 @@
+"""What passes in looks and ballots, as the server half reads and writes it: sketches, candidates, what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedquilt.interface.messages import Roster, Updates
+from fedquilt.methods.ballots import sketched
+from fedquilt.methods.fedavg import circles_of_shape
+from fedquilt.sharing import PRIVATE, mean
+
+
+def sketch_sizes(roster: Roster, size: int) -> dict[str, float]:
+    """How many numbers a unit is sketched to, in the mean over all clients."""
+    counts = {unit: sum(sketched(size, n) for n in numbers if n) for unit, numbers in _trained(roster).items()}
+    return {unit: count / len(roster) for unit, count in counts.items()}
+
+
+def _trained(roster: Roster) -> dict[str, list[int]]:
+    """By unit, how many numbers each client trains of it; 0 where it lacks the unit."""
+    sizes = roster.sizes()
+    return {
+        unit: [int(sizes[unit][i]) - m.statistics.get(unit, 0) for i, m in enumerate(roster.members)]
+        for unit in roster.units
+    }
+
+
+def measured(unit: str, updates: Updates, roster: Roster, size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """For each width that a unit's sketches come in: whose they are, and what was measured on either half."""
+    trained, found = _trained(roster), dict[int, list[tuple[Tensor, Tensor, Tensor]]]()
+    for up in updates.ups:
+        units = roster.members[up.ids[0]].units
+        if "half-0" in up.reports and unit in units:
+            widths = {u: sketched(size, trained[u][up.ids[0]]) for u in units}
+            start = sum(widths[u] for u in list(units)[: list(units).index(unit)])
+            one, other = (up.reports[f"half-{which}"][:, start : start + widths[unit]] for which in (0, 1))
+            found.setdefault(widths[unit], []).append((torch.tensor(up.ids), one, other))
+    return [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in found.values()]  # type: ignore[misc]
+
+
+def new_ballot(
+    unit: str, options: Mapping[str, Tensor], back: Mapping[str, Tensor], updates: Updates, roster: Roster
+) -> dict[str, Any]:
+    """What clients are asked about a unit, and room for their answers."""
+    circles = torch.stack([*options.values(), *back.values()])
+    clients, candidates = len(roster), len(circles) + 2
+    return {
+        "unit": unit,
+        "names": list(options),
+        "back": list(back),
+        "circles": circles,
+        "losses": torch.zeros(clients, 2, candidates, dtype=torch.float64),
+        "judged": torch.zeros(clients, 2, dtype=torch.float64),
+        "heard": torch.zeros(clients, dtype=torch.bool),
+    } | values_of(circles, unit, updates, roster)
+
+
+def values_of(circles: Tensor, unit: str, updates: Updates, roster: Roster) -> dict[str, Any]:
+    """The values of candidate circles (H, K), merged from what was just sent.
+
+    Of each shape a table, and for each hypothesis and client its row there, (H, K); where nobody of a circle was heard,
+    that is the mean of all.
+    """
+    shapes, samples = circles_of_shape(roster, unit), roster.samples
+    rows, values = torch.zeros_like(circles), {}
+    parts: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    for ids, copies in updates.parts(unit):
+        parts.setdefault(int(shapes[ids[0]]), []).append((ids, copies))
+    for shape, sent in parts.items():
+        ids, copies = torch.cat([who for who, _ in sent]), torch.cat([value for _, value in sent])
+        everybody = mean(copies, torch.zeros_like(ids).to(copies.device), samples[ids].to(copies.device), 1).value
+        table, here = [everybody.float().cpu()], shapes == shape
+        for h, circle in enumerate(circles):
+            alone = torch.where(circle == PRIVATE, -2 - torch.arange(len(circle)), circle)  # a circle of one's own
+            kinds, place = alone[here].unique(return_inverse=True)
+            whole = torch.zeros(len(circle), dtype=torch.int64).index_copy(0, here.nonzero()[:, 0], place)
+            merged = mean(copies, whole[ids].to(copies.device), samples[ids].to(copies.device), len(kinds))
+            start = sum(len(each) for each in table)
+            rows[h] = torch.where(here, torch.where(merged.heard.cpu()[whole], start + whole, 0), rows[h])
+            table.append(merged.value.float().cpu())
+        values[str(shape)] = torch.cat(table)
+    return {"rows": rows, "values": values}

@@ -1,0 +1,93 @@
+"""kNN-Per (Marfoq et al. 2022). A client's own training samples answer beside the model that it received.
+
+    p(y | x) = lambda_i p_kNN(y | x) + (1 - lambda_i) softmax(received model)(y | x)
+    p_kNN(y | x) = sum over the k nearest training samples x_j of label y of w_j / sum over all k of w_j,
+    w_j = exp(-|f(x) - f(x_j)|^2 / (dim scale)),    f: what the received model's last layer is given, of size dim
+
+Probabilities are mixed, never logits. lambda_i is, of 0, 0.1, ..., 1, what gets most of the client's validation samples
+right (of several the likeliest); a client that has none takes what is best for all clients together, and on a device by
+itself the received model alone, lambda 0. The squared distance is the authors' code's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedquilt.interface.readout import EvaluationContext, Readout
+from fedquilt.readouts.chosen import best, judged
+
+_GRID = tuple(step / 10 for step in range(11))
+_DISTANCES_AT_ONCE = 2**24
+
+
+def nearest(look: EvaluationContext, split: str, k: int, scale: float) -> Tensor | None:
+    """(k, n, classes) the share of each label among a sample's nearest neighbours; None where features are not seen."""
+    return look.once(f"{k} neighbours, scale {scale}", split, lambda: _nearest(look, split, k, scale))
+
+
+def _nearest(look: EvaluationContext, split: str, k: int, scale: float) -> Tensor | None:
+    table = look.table("train")
+    features, own = look.features(split), look.features("train")
+    if features is None or own is None:
+        return None
+    step = max(1, _DISTANCES_AT_ONCE // max(1, own[:, :, 0].numel()))
+    parts = [
+        _shares(features[:, at : at + step], own, table.y, table.mask, look.received.classes, k, scale)
+        for at in range(0, features.shape[1], step)
+    ]
+    return torch.cat(parts, dim=1) if parts else torch.zeros(len(own), 0, look.received.classes, device=own.device)
+
+
+def _shares(x: Tensor, own: Tensor, y: Tensor, mask: Tensor, classes: int, k: int, scale: float) -> Tensor:
+    """(k, n, classes) for samples of features x (k, n, dim), among others of features `own` (k, m, dim), labels y."""
+    apart = torch.cdist(x, own, compute_mode="donot_use_mm_for_euclid_dist").square()
+    near = apart.where(mask[:, None] > 0, torch.inf).topk(min(k, own.shape[1]), dim=2, largest=False)
+    weight = torch.softmax(-near.values / (own.shape[2] * scale), dim=2)  # the same, and sums never vanish
+    labels = y[:, None].expand(-1, x.shape[1], -1).gather(2, near.indices)
+    return weight.new_zeros(*x.shape[:2], classes).scatter_add_(2, labels, weight)
+
+
+@dataclass(frozen=True)
+class KNN(Readout):
+    """The received model and the labels of the client's `k` nearest training samples, mixed as validation says."""
+
+    kind: ClassVar[str] = "knn"
+    pools: ClassVar[bool] = True
+    k: int = 10
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.scale <= 0:
+            raise ValueError(f"knn: k={self.k} and scale={self.scale} leave no neighbour a say; give ones above 0")
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.k == KNN.k else f"{self.kind}-{self.k}"
+
+    def logs(self, look: EvaluationContext, split: str) -> Tensor:
+        which = best(self.evidence(look), look.pooled.get(self.name))
+        part = torch.tensor(_GRID, device=which.device)[which][:, None, None]
+        near, model = self._both(look, split)
+        return (part * near + (1 - part) * model).log()
+
+    def evidence(self, look: EvaluationContext) -> Tensor:
+        near, model = self._both(look, "validation")
+        mixed = torch.stack([part * near + (1 - part) * model for part in _GRID], dim=1)  # (k, ways, n, classes)
+        return judged(mixed.log(), look.table("validation"))
+
+    def _both(self, look: EvaluationContext, split: str) -> tuple[Tensor, Tensor]:
+        """(k, n, classes) what neighbours say and what the model does."""
+        look.must_be_logits(self.name)
+        near = nearest(look, split, self.k, self.scale)
+        if near is None:
+            view = look.received
+            raise ValueError(
+                f"the read-out '{self.name}' compares what the last layer is given, and the unit "
+                f"'{view.family.head.name}' of client '{view.names[0]}' is not seen to be given anything, sample by "
+                "sample; let forward call it as a layer, or leave this read-out out"
+            )
+        return near, look.scores("received", split).softmax(2)

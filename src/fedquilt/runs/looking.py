@@ -1,0 +1,107 @@
+"""Ways to look at a run: in a few lines, as a data frame, as curves, as a picture in a notebook."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedquilt._util.wording import megabytes, percent
+from fedquilt.report.quilt import Quilt
+from fedquilt.results import Row
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from fedquilt.runs.result import Run
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_CODE = '<pre style="line-height:1.2">{code}</pre>'
+
+
+def in_words(summary: Mapping[str, Any]) -> str:
+    """A summary in a few lines: what ran, what it reached, against what, and at what cost."""
+    s = summary
+    lines = [f"{s['method']} on {s['scenario']}, seed {s['seed']}: {s['clients']} clients, {s['rounds']} rounds"]
+    if s["accuracy_mean"] is None:
+        lines.append(f"nothing was measured on {s['split']} data")
+    else:
+        lines.append(
+            f"accuracy {percent(s['accuracy_mean'])} ± {percent(s['accuracy_std'])} % on {s['split']} data, read-out "
+            f"'{s['readout']}' (mean ± standard deviation over clients; worst decile "
+            f"{percent(s['accuracy_worst_decile'])})"
+        )
+    if s.get("gain_over_alone") is not None and s["method"] != "local":
+        lines.append(
+            f"gain over alone {percent(s['gain_over_alone'], sign=True)} (alone {percent(s['alone_mean'])} %); "
+            f"{100 * s['share_gaining']:.0f} % of the clients gain"
+        )
+    lines.append(
+        f"{megabytes(s['megabytes_up'])} MB up, {megabytes(s['megabytes_down'])} MB down, {s['seconds']:.1f} s"
+    )
+    return "\n".join(lines + ([s["trouble"]] if "trouble" in s else []))
+
+
+def as_frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """Rows as a data frame."""
+    try:
+        import pandas as pd
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "a data frame needs pandas, which is not installed: pip install pandas; `run.rows` is a plain list"
+        ) from None
+    return pd.DataFrame(rows)
+
+
+def drawn(run: Run, path: str | Path | None) -> Figure:
+    """Mean accuracy and mean loss over rounds, side by side, a line a read-out and split."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("drawing curves needs matplotlib: pip install 'fedquilt[plots]'") from None
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    for axes, key, title in zip(figure.subplots(1, 2), ("accuracy", "loss"), ("accuracy, %", "loss"), strict=True):
+        scale = 100 if key == "accuracy" else 1
+        for number, ((readout, split), points) in enumerate(curves(run.rows, key).items()):
+            colour = _COLOURS[number // 2 % len(_COLOURS)]
+            style = "-" if split == "test" else "--"
+            values = [scale * value for value in points.values()]
+            axes.plot(list(points), values, style, color=colour, marker=".", label=f"{readout}, {split}")
+        axes.set_xlabel("round")
+        axes.set_ylabel(f"{title} (mean over clients)")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=7)
+    if path is not None:
+        figure.savefig(path)
+    return figure
+
+
+def curves(rows: Sequence[Row], key: str) -> dict[tuple[str, str], dict[int, float]]:
+    """The mean over clients of a number of the rows, by read-out and split, then by round.
+
+    >>> row = {"readout": "received", "split": "test", "round": 1}
+    >>> curves([{**row, "loss": 1.0}, {**row, "loss": 2.0}, {**row, "loss": None}], "loss")
+    {('received', 'test'): {1: 1.5}}
+    """
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for row in rows:
+        if row.get(key) is not None:
+            found.setdefault((row["readout"], row["split"]), {}).setdefault(row["round"], []).append(row[key])
+    return {
+        reading: {at: sum(values) / len(values) for at, values in sorted(points.items())}
+        for reading, points in found.items()
+    }
+
+
+def as_html(run: Run) -> str:
+    """The words and the quilt of the last plan, for a notebook."""
+    from rich.console import Console
+
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, highlight=False)
+    console.print(Quilt(run.plan, [client.name for client in run.federation.scenario.clients]))
+    picture = console.export_html(inline_styles=True, code_format=_CODE)
+    return f"<pre>{html.escape(str(run))}</pre>{picture}"

@@ -1,0 +1,205 @@
+"""Running: a scenario under a method with a seed, from the first round or from where it was interrupted."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from fedquilt._util.addresses import check_no_file_is_loading
+from fedquilt._util.plain_values import python, whole, with_python_settings
+from fedquilt.core.federation import Callback, Federation, RoundReport
+from fedquilt.engines.parallel import cores
+from fedquilt.engines.settings import Training
+from fedquilt.methods import Local, Method
+from fedquilt.readouts import Readout
+from fedquilt.runs.folder import METRICS, RunFolder
+from fedquilt.runs.rebuilding import make_method, make_readouts, rebuild, scenario_of
+from fedquilt.runs.result import Run
+from fedquilt.runs.settings import rule_to
+from fedquilt.scenario import Scenario
+from fedquilt.sharing import Rule, mean, pick
+
+OPTIONS = ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_every", "alone")
+
+
+def run(
+    scenario: Scenario,
+    method: str | Method,
+    rounds: int | None = None,
+    seed: int = 0,
+    *,
+    training: Mapping[str, Any] | Training | None = None,
+    settings: Mapping[str, Any] | None = None,
+    readouts: str | Readout | Sequence[str | Readout] = ("received", "adapted"),
+    device: str = "auto",
+    engine: str = "auto",
+    clients_at_once: int | None = None,
+    merge: str | Rule = mean,
+    evaluate_every: int = 1,
+    alone: bool | Run = True,
+    callbacks: Sequence[Callback] = (),
+    out: str | Path | None = None,
+    checkpoint_every: int = 5,
+) -> Run:
+    """Run a method on a scenario and give back what came of it.
+
+    `method` is a name, an address such as `path/to/file.py:Class`, or a method made ready. `training` overrides the
+    scenario's settings, `settings` are the method's own; `merge` is a name or a rule. With `alone=True` the same
+    clients are also trained by themselves, as long and with the same settings, for the gain over alone; a finished run
+    of `local` may be given instead. With `out` the run is kept in a directory as it goes, and can be resumed from it.
+
+    >>> import fedquilt as fq
+    >>> result = fq.run(fq.scenarios.build("digits", clients=8), "fedavg", rounds=2, engine="sequential", alone=False)
+    >>> len(result.rows)                            # 8 clients, 2 rounds, 2 read-outs, 2 splits
+    64
+    """
+    check_no_file_is_loading()
+    if not isinstance(scenario, Scenario):
+        raise TypeError(f"a run is of a Scenario, not of a {type(scenario).__name__}; see fedquilt.scenarios.build")
+    made = make_method(method, settings)
+    chosen = make_readouts(readouts)
+    rule = pick(merge) if isinstance(merge, str) else with_python_settings(merge)
+    alone = python(alone)
+    if not isinstance(alone, bool | Run):
+        raise TypeError(f"alone={alone!r}: give True, False or a finished run of 'local'")
+    if isinstance(alone, Run) and alone.federation.method.name != "local":
+        raise ValueError(f"alone is a run of '{alone.federation.method.name}'; give one of 'local', or True")
+    how = training if isinstance(training, Training) else scenario.training.but(training or {})
+    if rounds is not None:
+        how = how.but({"rounds": rounds})
+    checkpoint_every = whole(checkpoint_every, "checkpoint_every")
+    if checkpoint_every < 1:
+        raise ValueError(f"checkpoint_every={checkpoint_every} keeps nothing; give at least 1")
+    federation = Federation(scenario, made, how, seed, device, engine, clients_at_once, chosen, rule, evaluate_every)
+    result = Run(federation)
+    result.alone = alone if isinstance(alone, Run) else None
+    clients_at_once, evaluate_every = federation.simulation.training.clients_at_once, federation.evaluate_every
+    kept = rule_to(rule) if out is not None else {}
+    options = dict(
+        zip(OPTIONS, (engine, clients_at_once, kept, evaluate_every, checkpoint_every, alone is True), strict=True)
+    )
+    folder = None
+    if out is not None:
+        folder = RunFolder(out)
+        folder.start(federation, options)
+        result.folder = folder.folder
+    return _finish(result, folder, options, callbacks)
+
+
+def resume(
+    folder: str | Path, scenario: Scenario | None = None, callbacks: Sequence[Callback] = (), *, trust: bool = False
+) -> Run:  # fmt: skip
+    """Go on with a run on disk that was interrupted, to the same bits as if it had not been.
+
+    The scenario is built again as `run.toml` says; give it where it was made by code of your own. Code outside of the
+    library that a run directory names is run only if you ran it on this machine before, or say `trust=True`.
+    """
+    place = RunFolder(folder)
+    known = place.read_settings()
+    if place.finished:
+        raise ValueError(f"the run in '{folder}' is finished; look at it with: fedquilt report {folder}")
+    with _threads(known.get("threads")):
+        federation = rebuild(known, scenario or scenario_of(known, trust), trust)
+        place.lock.take()
+        try:
+            kept = place.restore(federation)
+            result = Run(federation, plans=kept.plans, folder=place.folder, earlier=kept.rows)
+            result.seconds = kept.more.get("seconds", 0.0)
+            result.bytes_up, result.bytes_down = [up for up, _ in kept.moved], [down for _, down in kept.moved]
+            return _finish(result, place, {key: known.get(key) for key in OPTIONS}, callbacks)
+        finally:
+            place.lock.release()
+
+
+def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], callbacks: Sequence[Callback]) -> Run:
+    """Run the rounds that are left, and the clients alone where that is wanted; write down what there is to write."""
+    federation = result.federation
+    start, before = time.perf_counter(), result.seconds
+
+    def keep(federation: Federation, report: RoundReport) -> None:
+        result.seconds = before + time.perf_counter() - start
+        if folder is not None:
+            folder.round(federation, report)
+            if report.round == 1:
+                folder.settings(federation, options)  # now with the engines that were chosen
+            if report.round % options["checkpoint_every"] == 0 or report.round == report.rounds:
+                folder.checkpoint(federation, {"seconds": result.seconds})
+
+    def end(federation: Federation, report: RoundReport) -> None:
+        if stop:
+            if folder is not None:  # here, not in `keep`: a Ctrl-C may come during any callback
+                folder.checkpoint(federation, {"seconds": result.seconds})
+            raise KeyboardInterrupt
+
+    try:
+        with first_ctrl_c(folder is not None) as stop:
+            federation.run([result.take, keep, *callbacks, end])
+        last = [e for e in result.evaluations if e.round == federation.round] or federation.evaluate(last=True)
+        result.note_chance(last)
+        if stop:
+            raise KeyboardInterrupt
+        if options["alone"] and federation.method.name != "local" and result.alone is None:
+            result.alone = _alone(federation, folder, options)
+        if folder is not None:
+            folder.finish(federation, result.summary, last)
+    finally:
+        federation.close()
+        if folder is not None:
+            folder.lock.release()
+    return result
+
+
+def _alone(federation: Federation, folder: RunFolder | None, options: Mapping[str, Any]) -> Run:
+    """The same clients, trained by themselves as long and in the same way."""
+    out = None if folder is None else folder.folder / "alone"
+    if out is not None and (out / "run.toml").is_file() and not RunFolder(out).finished:
+        return resume(out, federation.scenario)
+    if out is not None and RunFolder(out).finished:
+        done = RunFolder(out)
+        empty = Federation(federation.scenario, Local(), federation.training, federation.seed, str(federation.device))
+        return Run(empty, earlier=done.lines(METRICS), folder=done.folder)
+    return run(
+        federation.scenario, "local", seed=federation.seed, training=federation.training, alone=False, out=out,
+        device=str(federation.device), engine=options["engine"], readouts=("received",),
+        clients_at_once=options["clients_at_once"], evaluate_every=federation.training.rounds,
+        checkpoint_every=options["checkpoint_every"],
+    )  # fmt: skip
+
+
+@contextmanager
+def first_ctrl_c(wanted: bool) -> Iterator[list[int]]:
+    """While this holds, the first Ctrl-C is only noted, so that a round can end and be kept; a second ends at once."""
+    stop: list[int] = []
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        stop.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """As many threads as the run began with, where there are so many cores: sums may depend on it in the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(number or before, max(cores(), before)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,112 @@
+"""A scenario of a user's own samples in one call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fedquilt._util.suggest import did_you_mean
+from fedquilt.client import Client, ModelBuilder
+from fedquilt.data.dirichlet import dirichlet
+from fedquilt.data.own import Samples, read_samples
+from fedquilt.data.partition import Partition, by_subject, iid
+from fedquilt.data.splits import random_split
+from fedquilt.data.windows import Standardiser
+from fedquilt.engines.settings import Training
+from fedquilt.models.plain import MLP
+from fedquilt.scenario import Scenario
+
+PARTITIONS: dict[str, Callable[..., Partition]] = {"dirichlet": dirichlet, "iid": iid}
+AnyModel = Callable[..., nn.Module] | None
+
+
+def scenario_from(
+    source: Any,
+    model: AnyModel = None,
+    *,
+    name: str = "own data",
+    label: str = "label",
+    client: Any = None,
+    clients: int = 10,
+    partition: str | Callable[..., Partition] | Partition = "dirichlet",
+    shares: tuple[float, float, float] = (0.6, 0.1, 0.3),
+    standardise: bool = False,
+    traits: Mapping[str, Mapping[str, str]] | None = None,
+    training: Training | None = None,
+    seed: int = 0,
+) -> Scenario:
+    """A scenario of your own samples: read, given to clients, and split into training, validation and test.
+
+    `source` is a pair (samples, labels), a data frame, a csv or npz file (arrays `x`, `y` and maybe `client`), a folder
+    of such files, one a client, or a torch Dataset. Labels may be texts; images of bytes become numbers up to 1,
+    channel first. `label` and `client` name columns of a table; beside arrays, `client` is an array that says whose
+    each sample is. Where nobody says whose samples are, `partition` deals them out among `clients`: "dirichlet", "iid",
+    a function of (labels, clients, seed), or a partition made ready. Every client's samples are split at random,
+    label by label, by `shares`; windows of one recording overlap, so split those yourself, by
+    `fedquilt.data.time_split`, and make `Client`s.
+
+    `model` builds a network: a function without arguments, or of a sample's shape and the number of classes; without
+    one it is a small perceptron. With `standardise` every channel of a client's samples (a column of a table) is
+    brought to mean 0 and deviation 1, by its own training samples. `traits` are by client.
+
+    >>> x, y = np.random.default_rng(0).normal(size=(90, 4)), np.array(["low", "mid", "high"] * 30)
+    >>> made = scenario_from((x, y), clients=3)
+    >>> len(made.clients), made.label_names, sum(c.samples for c in made.clients)
+    (3, ('high', 'low', 'mid'), 54)
+    """
+    samples = read_samples(source, label, client)
+    parts = _parts(samples, partition, clients, seed)
+    build = _builder(model, samples.x.shape[1:], max(int(samples.y.max()) + 1, len(samples.label_names)))
+    unknown = sorted(set(traits or {}) - set(parts))
+    if unknown:
+        raise ValueError(f"traits: {did_you_mean(unknown[0], list(parts), 'client')}")
+    made = []
+    for number, (who, mine) in enumerate(parts.items()):
+        splits = random_split(samples.y[mine], shares, seed + number)
+        x = samples.x[mine]
+        if standardise:
+            x = Standardiser.fit(x[splits[0]])(x)
+        train, validation, test = ((x[part], samples.y[mine][part]) for part in splits)
+        made.append(Client(who, build, train, validation, test, (traits or {}).get(who)))
+    return Scenario(name, made, training, label_names=samples.label_names)
+
+
+def _parts(
+    samples: Samples, partition: str | Callable[..., Partition] | Partition, clients: int, seed: int
+) -> dict[str, NDArray[np.int64]]:
+    """Each client's samples by its name."""
+    if samples.client is not None:
+        names, numbers = np.unique(samples.client, return_inverse=True)
+        whose = by_subject(numbers, samples.y)
+        return {str(name): mine for name, mine in zip(names, whose, strict=True)}
+    if isinstance(partition, str):
+        if partition not in PARTITIONS:
+            raise ValueError(did_you_mean(partition, PARTITIONS, "partition"))
+        partition = PARTITIONS[partition]
+    dealt = partition if isinstance(partition, Partition) else partition(samples.y, clients, seed=seed)
+    highest = max((int(mine.max()) for mine in dealt if len(mine)), default=-1)
+    if highest >= len(samples):
+        raise ValueError(f"the partition deals out sample {highest}, but there are {len(samples)}, counted from 0")
+    digits = len(str(len(dealt)))
+    return {f"client-{number:0{digits}d}": mine for number, mine in enumerate(dealt, 1)}
+
+
+def _builder(model: AnyModel, shape: tuple[int, ...], classes: int) -> ModelBuilder:
+    """A function without arguments that builds a network."""
+    if model is None:
+        return partial(MLP, shape, (32,), classes)
+    if not callable(model) or isinstance(model, nn.Module):
+        raise TypeError(f"model must be a function that builds an nn.Module, not {type(model).__name__}")
+    needed = [
+        p for p in inspect.signature(model).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]  # fmt: skip
+    if len(needed) not in (0, 2):
+        raise TypeError(f"model takes {len(needed)} arguments; give a function of none, or of (shape, classes)")
+    return partial(model, *([shape, classes] if needed else []))

@@ -1,0 +1,104 @@
+"""Runs from files: a configuration, and the `run.toml` of a run that is repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedquilt.cli import main
+
+SMALL = ("--engine", "sequential", "--device", "cpu", "--no-alone")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def lines(folder: str) -> list[Any]:
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_is_repeated_from_its_toml(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--set", "clients=4", "noise=0.2", "mu=0.3", "lr=0.05", "epochs=1", "--rounds", "2", "--seed", "3"]
+    more = ["--merge", "trimmed-mean", "--set", "merge.share=0.2", "--readouts", "received,knn-3", "--out", "first"]
+    assert main(["run", "digits", "fedprox", *words, *more, *SMALL]) == 0
+    assert main(["run", "first/run.toml", "--out", "again"]) == 0
+    assert lines("first") == lines("again")
+    assert main(["run", "first/run.toml", "--out", "other", "--set", "mu=0.9", "--rounds", "1", "--seed", "4"]) == 0
+    told = Path("other/run.toml").read_text()
+    assert "mu = 0.9" in told
+    assert "rounds = 1\n" in told
+    assert "seed = 4" in told
+    assert "noise = 0.2" in told
+    assert 'name = "trimmed-mean"' in told
+    assert "alone = false" in told
+
+
+def test_scenario_and_run_may_have_seeds_of_their_own() -> None:
+    import fedquilt as fq
+
+    made = fq.scenarios.build("digits", seed=5, clients=4)
+    fq.run(made, "fedavg", rounds=1, seed=2, engine="sequential", alone=False, out="first")
+    assert main(["run", "first/run.toml", "--out", "again"]) == 0
+    assert lines("first") == lines("again")
+
+
+def test_a_configuration_of_ones_own(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("sub").mkdir()
+    Path("sub/own.py").write_text(
+        "import fedquilt as fq\n\n\ndef build(seed: int = 0, clients: int = 4) -> fq.Scenario:\n"
+        "    return fq.scenarios.build('digits', seed=seed, clients=clients)\n"
+    )
+    Path("sub/mine.toml").write_text(
+        'scenario = {name = "own.py:build", settings = {clients = 5}}\nmethod = "fedper"\nrounds = 1\nalone = false\n'
+        'engine = "sequential"\nreadouts = ["received"]\nout = "kept"\n[training]\nepochs = 1\n'
+    )
+    assert main(["run", "sub/mine.toml", "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["summary"]["method"] == "fedper"
+    assert told["summary"]["clients"] == 5
+    assert told["summary"]["rounds"] == 1
+    assert told["folder"] == "kept"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('method = "fedavg"', "does not say which scenario"),
+        ('scenario = "digits"', "does not say which method"),
+        ('scenario = "digits"\nmethod = "fedavg"\nrouns = 3', "did you mean 'rounds'"),
+        ('scenario = "digits"\nmethod = "fedavg"\nrounds = "3"', "rounds = '3' must be a whole number"),
+        ('scenario = "digits"\nmethod = "fedavg"\nalone = 1', "alone = 1 must be true or false"),
+        ('scenario = "digits"\nmethod = {name = "fedprox", mu = 1}', "settings stand in [method.settings]"),
+        ('scenario = {title = "mine"}\nmethod = "fedavg"', "was made by code and has no name"),
+        ('scenario = "digits"\nmethod = "fedavg"\nmerge = "meen"', "did you mean 'mean'"),
+        ("scenario = digits", "is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("c.toml").write_text(text)
+    assert main(["run", "c.toml"]) == 2
+    said = capfd.readouterr().err
+    assert told in said
+    assert "Traceback" not in said
+
+
+def test_code_that_a_strangers_run_names_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDQUILT_STATE", str(tmp_path / "state"))
+    Path("evil.py").write_text("raise SystemExit('ran')\n")
+    Path("run.toml").write_text('format = 2\nmethod = "fedavg"\nscenario = {file = "evil.py:build"}\n')
+    assert main(["run", "run.toml"]) == 2
+    assert "none of it was run" in capfd.readouterr().err
+
+
+def test_a_method_or_a_file_but_not_both(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "c.toml", "fedavg"]) == 2
+    assert "says which method it runs" in capfd.readouterr().err
+    assert main(["run", "digits"]) == 2
+    assert "name the method to run on 'digits'" in capfd.readouterr().err

@@ -1,0 +1,198 @@
+"""Whatever comes from one client is that client's alone: what it declares, reports, sends, or does not send."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import numpy as np
+import torch
+from deploy_help import LocalPost, digits_with_public, federate, lines, same_rows
+
+from fedquilt._util.lock import Held
+from fedquilt.deploy.device.device import Device
+from fedquilt.deploy.ops.create import create_from_scenario
+from fedquilt.deploy.project import Address, Project, Rounds
+from fedquilt.deploy.server.coordinator import lead, make_federation
+from fedquilt.deploy.server.declarations import declare
+from fedquilt.deploy.server.remote_clients import remote
+from fedquilt.deploy.server.run_folder import RemoteRunFolder
+from fedquilt.deploy.transport.transport import Answer
+from fedquilt.deploy.transport.wire import pack, unpack
+from fedquilt.engines.settings import Training
+from fedquilt.runs.run import run
+
+BAD = "client-2"
+
+
+def project_of(folder: Path, rules: Rounds | None = None, **how: Any) -> tuple[Project, dict[str, Any]]:
+    project = create_from_scenario(folder, digits_with_public(**how), Address(), rules or Rounds(timeout=5, attempts=3))
+    spec = {"run": "r", "project": str(project.folder), "folder": str(project.runs / "r"), "rounds": 4}
+    return project, {**spec, "method": "fedper"}
+
+
+def liar(post: LocalPost, member: dict[str, Any] | None = None, changes: Any = None) -> None:
+    """One client's declaration says something else."""
+
+    def accident(name: str, round_: int, letter: bytes, device: Device) -> Answer | None:
+        if name != BAD or round_ != 0:
+            return None
+        arrays, text = unpack(device.handle(letter))
+        text["member"] |= member or {}
+        text["changes"] = text["changes"] if changes is None else changes
+        return Answer(name, pack(arrays, text))
+
+    post.accident = accident
+
+
+@pytest.mark.parametrize(
+    ("member", "changes", "reason"),
+    [
+        ({"samples": -1}, None, "its number of samples is not between 1 and most_samples = 1000000"),
+        ({"samples": 300_000_000}, None, "its number of samples is not between 1 and most_samples = 1000000"),
+        ({"labels": [0, 7, 99999]}, None, "label 99999, but labels go from 0 to 9"),
+        ({}, {"abc": {}}, "could not be decoded"),
+        ({}, {"2": {}}, "its changes"),
+        ({}, {"2": {"samples": 3 * 10**9, "labels": [1], "constant": []}}, "its number of samples"),
+        ({}, [], "could not be decoded"),
+        ({"units": {"evil": [[3, 3]]}}, None, "make its model and [models.client-2] of federation.toml agree"),
+        ({"traits": {"a" * 300: "b"}}, None, "more than 64 traits"),
+        ({"name": "client-1"}, None, "no client of this run"),
+        ({"samples": "many"}, None, "could not be decoded"),
+    ],
+)
+def test_a_declaration_that_cannot_be_costs_its_client_alone(
+    tmp_path: Path, member: dict[str, Any], changes: Any, reason: str
+) -> None:
+    project, spec = project_of(tmp_path / "fed", Rounds(timeout=0.5, attempts=3))
+    post = LocalPost(project)
+    liar(post, member, changes)
+    lead(project, {**spec, "rounds": 2}, post)
+    folder = Path(spec["folder"])
+    hello = lines(folder / "letters.jsonl")[0]
+    assert (hello["what"], list(hello["refused"])) == ("hello", [BAD])
+    assert reason in hello["details"][BAD]
+    assert f"client '{BAD}' is not in this run" in (folder / "leader.log").read_text()
+    assert {row["client"] for row in lines(folder / "metrics.jsonl")} == {"client-0", "client-1", "client-3"}
+
+
+def test_nobody_counts_for_ten_times_the_others_by_saying_so(tmp_path: Path) -> None:
+    project, spec = project_of(tmp_path / "fed")
+    post = LocalPost(project)
+    liar(post, {"samples": 900_000})
+    said: list[str] = []
+    federation = make_federation(project, spec, post, declare(project, spec, post), say=said.append)
+    counts = [member.samples for member in federation.server.roster.members]
+    assert counts == [36, 36, 360, 36]
+    assert said == [f"client '{BAD}' declares 900000 samples and counts as 360, 10 times the median"]
+
+
+def test_a_run_has_one_leader(tmp_path: Path) -> None:
+    project, spec = project_of(tmp_path / "fed")
+    records = RemoteRunFolder(spec["folder"])
+    with records.led():
+        records.status(state="running", round=1, rounds=4)
+        with pytest.raises(Held, match="is being led already; look at it with `fedquilt deploy follow r`"):
+            lead(project, spec, LocalPost(project))
+        assert json.loads((records.folder / "status.json").read_text())["state"] == "running"
+    lead(project, spec, LocalPost(project))
+
+
+def test_a_run_goes_on_from_an_earlier_round_with_what_its_clients_had_then(tmp_path: Path) -> None:
+    project, spec = project_of(tmp_path / "fed")
+    post = LocalPost(project)
+    lead(project, spec, post)
+    records = RemoteRunFolder(spec["folder"])
+    assert records.earlier() == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="can go on after the rounds 0, 1, 2, 3, 4, not after round 9"):
+        records.go_back_to(9)
+    records.go_back_to(2)
+    (records.folder / "summary.json").unlink()
+    summary = lead(project, spec, LocalPost(project))
+    expected = run(digits_with_public(), "fedper", 4, device="cpu", engine="sequential", alone=False)
+    same_rows(lines(records.folder / "metrics.jsonl"), expected.rows)
+    assert summary["left_out"] == {}  # nobody had lost the state of round 2
+    assert [line["round"] for line in lines(records.folder / "traffic.jsonl")] == [1, 2, 3, 4]
+
+
+def constant(value: float) -> Any:
+    """Every weight is the same number."""
+
+    def change(arrays: dict[str, Any], text: dict[str, Any]) -> bytes:
+        return pack({n: np.full_like(a, value) if n.startswith("value/") else a for n, a in arrays.items()}, text)
+
+    return change
+
+
+@pytest.mark.parametrize("value", [900.0, 10.0])
+def test_poison_is_left_out_and_the_honest_are_not_blamed(tmp_path: Path, value: float) -> None:
+    federation, post = federate(tmp_path / "fed", digits_with_public(), "fedavg", 3)
+
+    def accident(name: str, round_: int, letter: bytes, device: Device) -> Answer | None:
+        bad = name == BAD and round_ > 0
+        return Answer(name, constant(value)(*unpack(device.handle(letter)))) if bad else None
+
+    post.accident = accident
+    for _ in range(3):
+        assert federation.step().participants == (0, 1, 3)
+    assert remote(federation).left_out == {BAD: {"far-from-others": 3}}
+    assert all(float(values.value.abs().max()) < 3 for values in federation.server.all_values)
+
+
+def test_of_two_the_one_with_the_odd_report_is_left_out(tmp_path: Path) -> None:
+    federation, post = federate(tmp_path / "fed", digits_with_public(clients=2), "feddl", 3, settings={"interval": 1})
+
+    def accident(name: str, round_: int, letter: bytes, device: Device) -> Answer | None:
+        if name != "client-0" or round_ != 2:
+            return None
+        arrays, text = unpack(device.handle(letter))
+        return Answer(name, pack({**arrays, "report/odd": np.ones(9, np.float32)}, text))
+
+    post.accident = accident
+    taken = [federation.step().participants for _ in range(3)]
+    assert taken == [(0, 1), (1,), (0, 1)]
+
+
+def test_who_is_silent_again_and_again_is_put_aside_for_growing_times(tmp_path: Path) -> None:
+    federation, post = federate(tmp_path / "fed", digits_with_public(), "fedavg", 12)
+    post.accident = lambda name, round_, *_: Answer(name, code="no-answer") if name == BAD and round_ < 11 else None
+    for _ in range(12):
+        federation.step()
+    rounds = [unpack(letter)[1]["round"] for letter in post.down[BAD][1:]]
+    assert rounds == [1, 2, 4, 7, 12]
+
+
+def test_the_silent_are_asked_where_there_is_no_quorum_without_them(tmp_path: Path) -> None:
+    federation, post = federate(
+        tmp_path / "fed", digits_with_public(clients=2), "fedavg", 5, rules=Rounds(quorum=1.0, attempts=9, timeout=5)
+    )
+    tries = 0
+
+    def accident(name: str, round_: int, *_: object) -> Answer | None:
+        nonlocal tries
+        tries += name == "client-0"
+        return Answer(name, code="no-answer") if name == "client-0" and tries < 5 else None
+
+    post.accident = accident
+    assert federation.step().participants == (0, 1)
+
+
+def test_some_more_are_asked_and_those_who_answer_first_count(tmp_path: Path) -> None:
+    scenario = digits_with_public()
+    object.__setattr__(scenario, "training", Training(rounds=3, epochs=1, batch=16, lr=0.1, share=0.5))
+    federation, post = federate(tmp_path / "fed", scenario, "fedavg", 3, rules=Rounds(timeout=5, spare=0.5))
+    for _ in range(3):
+        chosen = set(federation.sample_clients(federation.round + 1))
+        before = {name: len(letters) for name, letters in post.down.items()}
+        post.accident = lambda name, *_: Answer(name, code="no-answer") if name == f"client-{min(chosen)}" else None  # noqa: B023
+        took = federation.step().participants
+        asked = {name for name, letters in post.down.items() if len(letters) > before[name]}
+        assert len(took) == 2
+        assert min(chosen) not in took
+        assert len(asked) == 3
+    assert torch.isfinite(federation.server.all_values[0].value).all()

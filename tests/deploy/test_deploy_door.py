@@ -1,0 +1,176 @@
+"""The door of SuperLink and the checks of a client's own folder, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedquilt.deploy.device.node import signed
+from fedquilt.deploy.device.task_worker import check
+from fedquilt.deploy.ops import keys, membership
+from fedquilt.deploy.ops.create import create
+from fedquilt.deploy.project import Node, Project
+from fedquilt.deploy.server.door import SECRET_HEADER, Closed, Door
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = create(tmp_path / "fed", ["a", "b"], "torch.nn:Identity", 4)
+    made.write_nodes({11: "a", 12: "b"}, {})
+    return made
+
+
+def door(project: Project, app: Any = None) -> Door:
+    return Door(app, project.folder, "secret")
+
+
+def headers(project: Project, name: str = "a", **more: str) -> dict[str, str]:
+    return {**signed(project.client_folder(name) / "node.key"), "content-length": "10", **more}
+
+
+def test_a_registered_client_comes_in(project: Project) -> None:
+    door(project).check("/v1/fleet/pull-messages", headers(project))
+    assert door(project).keys.client_of(headers(project, "b")) == "b"
+
+
+def test_the_operator_needs_the_secret(project: Project) -> None:
+    for shown in ({}, {SECRET_HEADER: ""}, {SECRET_HEADER: "guess"}):
+        with pytest.raises(Closed, match="only the operator") as closed:
+            door(project).check("/v1/control/start-run", shown)
+        assert closed.value.status == 401
+    door(project).check("/v1/control/start-run", {SECRET_HEADER: "secret"})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sentence"), [(8, ""), (50, ""), (-250, ""), (70, "70 s ahead"), (-400, "400 s behind")]
+)
+def test_what_a_clock_may_be_off_by(
+    project: Project, monkeypatch: pytest.MonkeyPatch, seconds: float, sentence: str
+) -> None:
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(UTC) + timedelta(seconds=seconds)
+
+    monkeypatch.setattr("fedquilt.deploy.device.node.datetime", Clock)
+    shown = headers(project)
+    if not sentence:
+        door(project).check("/v1/fleet/pull-messages", shown)
+        return
+    with pytest.raises(Closed, match=f"the device's clock is {sentence}"):
+        door(project).check("/v1/fleet/pull-messages", shown)
+
+
+def test_a_key_is_worth_nothing_once_it_was_replaced_or_taken_away(project: Project) -> None:
+    gate, old = door(project), headers(project)
+    gate.check("/v1/fleet/pull-messages", old)
+    membership.rekey(project, "a")
+    project.write_nodes({11: "a", 12: "b"}, {})
+    with pytest.raises(Closed, match="it was never, or it was replaced or removed"):
+        gate.check("/v1/fleet/pull-messages", old)
+    gate.check("/v1/fleet/pull-messages", headers(project))
+    membership.remove(project, "b")
+    project.write_nodes({11: "a"}, {})
+    with pytest.raises(Closed, match="not registered"):
+        gate.check("/v1/fleet/pull-messages", headers(project, "b"))
+
+
+def test_a_body_that_is_too_large_stays_outside(project: Project) -> None:
+    gate = door(project)
+    for shown in ({"content-length": str(9 << 20)}, {"transfer-encoding": "chunked"}, {"content-length": "-5"}):
+        with pytest.raises(Closed) as closed:
+            gate.check("/v1/fleet/push-object", headers(project, **shown))
+        assert closed.value.status == 413
+
+
+def test_uploads_are_counted_against_what_the_run_expects(project: Project) -> None:
+    gate, limits = door(project), project.server_folder / "limits"
+    limits.mkdir()
+    (limits / "r.json").write_text(json.dumps({"a": 12 << 20}))
+    piece = headers(project, **{"content-length": str(5 << 20)})
+    gate.check("/v1/fleet/push-object", piece)
+    gate.check("/v1/fleet/push-object", piece)
+    with pytest.raises(Closed, match="many times the bytes that were expected"):
+        gate.check("/v1/fleet/push-object", piece)
+    time.sleep(0.01)
+    (limits / "new.json").write_text("{}")  # a round later
+    gate.check("/v1/fleet/push-object", piece)
+
+
+def request(gate: Door, path: str, shown: dict[str, str]) -> list[Any]:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        raise AssertionError("nobody may read the body")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    found = [(key.encode(), value.encode()) for key, value in shown.items()]
+    asyncio.run(gate({"type": "http", "path": path, "headers": found}, receive, send))
+    return sent
+
+
+def test_a_stranger_is_sent_away_unread_and_noted_once(project: Project) -> None:
+    gate = door(project)
+    for _ in range(5):
+        assert request(gate, "/v1/fleet/push-object", {"content-length": "60000"})[0]["status"] == 401
+    noted = (project.server_folder / "refused.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reason"] for line in noted] == ["the request is not signed"]
+
+
+def test_a_client_hears_whether_it_may_come_in(project: Project) -> None:
+    shown = headers(project, **{"content-length": "0"})
+    assert request(door(project), "/v1/fleet/pull-messages", shown)[0]["status"] == 200
+    assert request(door(project), "/v1/fleet/pull-messages", {"content-length": "0"})[0]["status"] == 401
+
+
+def test_a_failure_inside_is_told_as_busy(project: Project) -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+
+    assert request(door(project, broken), "/v1/fleet/pull-messages", headers(project))[0]["status"] == 503
+    assert request(door(project, broken), "/v1/runtime/acquire-task", {})[0]["status"] == 503
+
+
+def test_a_certificate_that_ran_out_is_said_and_renewed(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_SERVER_DAYS", 0)
+    membership.renew(project)
+    with pytest.raises(ValueError, match=r"ran out on .* make a new one with `fedquilt deploy renew"):
+        keys.check_certificate(project.server_folder / "server.crt", project.folder)
+    monkeypatch.setattr(keys, "_SERVER_DAYS", 30)
+    membership.renew(project)
+    assert keys.check_certificate(project.server_folder / "server.crt", project.folder).days == 29
+
+
+def test_a_client_is_told_of_slips_in_its_own_folder(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("from torch import nn\n\n\ndef small():\n    return nn.Linear(4, 4)\n")
+    project = membership.add(project, "c", f"{tmp_path}/nets.py:small")
+    folder = project.client_folder("c")
+    assert Node.read(folder).classes == 4
+    data, labels = folder / "data.npz", np.array([0, 1, 2, 3])
+    np.savez(data, x_train=np.ones((4, 4), np.float32), y_train=labels)
+    assert check(folder, data) is None
+    np.savez(data, x_train=np.ones((4, 4), np.float32), y_train=np.array([0, 1, 7, 3]))
+    said = check(folder, data) or ""
+    assert "client 'c' has label 7, but the labels of this federation go from 0 to 3" in said
+    np.savez(data, x_train=np.ones((4, 9), np.float32), y_train=labels)
+    assert "its model cannot take its samples" in (check(folder, data) or "")
+    data.write_text("not an archive")
+    assert "write one with numpy.savez" in (check(folder, data) or "")
+
+
+def test_a_key_that_others_can_read_is_warned_of(project: Project) -> None:
+    key = project.client_folder("a") / "node.key"
+    assert keys.loose(key) is None
+    key.chmod(0o644)
+    assert "chmod 600" in (keys.loose(key) or "")

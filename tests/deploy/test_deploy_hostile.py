@@ -1,0 +1,53 @@
+"""One registered client against a federation of real processes: it costs itself, and nobody else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+if shutil.which("nginx") is None:
+    pytest.skip("nginx is not installed", allow_module_level=True)
+
+from deploy_help import Network, digits_with_public, lines
+from hostile import Hostile
+
+from fedquilt.deploy.ops.create import create_from_scenario
+from fedquilt.deploy.ops.processes import free_port
+from fedquilt.deploy.project import Address, Rounds
+
+pytestmark = pytest.mark.deploy
+BAD, HONEST = "client-2", ["client-0", "client-1"]
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    rules = Rounds(timeout=25, quorum=0.5, grace=8)
+    scenario = digits_with_public(clients=3)
+    project = create_from_scenario(
+        tmp_path_factory.mktemp("hostile") / "fed", scenario, Address(port=free_port()), rules
+    )
+    with Network(project, but=[BAD]) as running:
+        yield running
+
+
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("superlink.db*"))
+
+
+@pytest.mark.parametrize(("way", "code"), [("stall", "no-answer"), ("badobject", "no-answer"), ("bomb", "no-answer")])
+def test_it_is_left_out_by_name_and_the_run_goes_on(network: Network, way: str, code: str) -> None:
+    with Hostile(network.project, BAD, way) as client:
+        folder, summary = network.run("fedavg", rounds=2)
+    assert client.letters >= 2
+    rounds = [line for line in lines(folder / "letters.jsonl") if line["what"] == "round"]
+    assert [sorted(line["answered"]) for line in rounds] == [HONEST, HONEST]
+    assert all(line["refused"] == {BAD: code} for line in rounds)
+    assert max(line["seconds"] for line in rounds) < 20  # quorum and grace, not the time-out, and never 180 s
+    assert set(summary["left_out"]) == {BAD}
+    if way == "bomb":
+        assert client.uploaded < 40 << 20
+        assert size_of(network.project.server_folder) < 80 << 20

@@ -1,0 +1,301 @@
+"""Auto: planted groups are found and nothing else; looks, ballots and patches as they should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedquilt as fq
+from fedquilt.client import Change
+from fedquilt.core.federation import Federation
+from fedquilt.data import load
+from fedquilt.methods import FedAvg
+from fedquilt.methods.auto import Auto
+from fedquilt.methods.ballots import sketch
+from fedquilt.methods.decisions import by_ballot, in_words
+from fedquilt.methods.hypotheses import enough, groups, joined, nothing_seen, tidy, with_look
+from fedquilt.sharing import adjusted_rand
+from fedquilt.testing import check_method
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import splits
+
+ROUNDS = 24
+
+
+def net(width: int = 32) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def called(group: int, seed: int) -> np.ndarray:
+    """What a group calls each digit."""
+    return np.random.default_rng([seed, group]).permutation(10)
+
+
+def planted(
+    kind: str = "names", clients: int = 15, sizes: tuple[int, ...] = (60,), validation: int = 20, share: float = 1.0,
+    seed: int = 0, rounds: int = ROUNDS, widths: tuple[int, ...] = (32,),
+) -> fq.Scenario:  # fmt: skip
+    """Digits dealt out to clients of three groups: with other names for the digits, or (iid, skewed) no difference."""
+    data, rng = load("digits"), np.random.default_rng([seed, 9])
+    x, y, used, made = data.images(), data.y, np.zeros(len(data), dtype=bool), []
+    for i in range(clients):
+        parts = (sizes[i % len(sizes)], validation, 25)
+        odds = rng.dirichlet(np.full(10, 0.5)) if kind == "skewed" else np.full(10, 0.1)
+        free = rng.permutation(np.flatnonzero(~used))
+        mine = rng.choice(free, sum(parts), replace=False, p=odds[y[free]] / odds[y[free]].sum())
+        used[mine] = True
+        label = called(i % 3, seed)[y[mine]] if kind == "names" else y[mine]
+        a, b = parts[0], parts[0] + parts[1]
+        train, held, test = ((x[mine[s]], label[s]) for s in (slice(a), slice(a, b), slice(b, None)))
+        model = partial(net, widths[i // 3 % len(widths)])
+        made.append(fq.Client(f"c{i}", model, train, held if validation else None, test, {"cohort": str(i % 3)}))
+    return fq.Scenario("planted", made, fq.Training(rounds=rounds, epochs=2, batch=10, lr=0.1, share=share))
+
+
+def run(scenario: fq.Scenario, method: fq.Method | None = None, engine: str = "vectorised") -> fq.Run:
+    rounds = scenario.training.rounds
+    return fq.run(scenario, method or Auto(), alone=False, engine=engine, device="cpu", evaluate_every=rounds)
+
+
+def rand(result: fq.Run, unit: str, truth: Tensor) -> float:
+    """How well a unit's circles agree with the truth, each private client a circle of its own."""
+    plan = result.plan[unit]
+    assert isinstance(plan, fq.UnitPlan)
+    circle = torch.where(plan.circle < 0, -1 - torch.arange(len(plan.circle)), plan.circle)
+    return adjusted_rand(circle, truth)
+
+
+def best_rand(result: fq.Run, truth: Tensor) -> float:
+    return max(rand(result, unit, truth) for unit in result.plan.units)
+
+
+def split(result: fq.Run) -> list[str]:
+    """The units that are not shared by all."""
+    circles = {unit: plan.circle for unit, plan in result.plan.units.items() if isinstance(plan, fq.UnitPlan)}
+    return [unit for unit, circle in circles.items() if len(circle.unique()) > 1 or bool((circle < 0).any())]
+
+
+THREE = torch.arange(15) % 3
+
+
+# --- what is found ----------------------------------------------------------------------------------------------------
+
+
+def test_groups_that_give_digits_other_names_are_found_and_gain() -> None:
+    scenario = planted()
+    found, averaged = run(scenario), run(scenario, FedAvg())
+    assert best_rand(found, THREE) > 0.9
+    assert found.summary["accuracy_mean"] > averaged.summary["accuracy_mean"] + 0.15
+
+
+@pytest.mark.parametrize("kind", ["iid", "skewed"])
+def test_nothing_is_split_where_there_are_no_groups(kind: str) -> None:
+    scenario = planted(kind, rounds=16)
+    result = run(scenario)
+    assert split(result) == [], result.summary["decisions"]
+    averaged = run(scenario, FedAvg())
+    assert result.summary["accuracy_mean"] == averaged.summary["accuracy_mean"]  # looking changes nobody's model
+
+
+def test_digits_renamed_is_parted_by_cohort() -> None:
+    result = run(fq.scenarios.build("digits", seed=0, renamed=3))
+    cohorts = torch.tensor([i // 2 % 4 for i in range(24)])
+    assert rand(result, "operation.2", cohorts) > 0.9
+
+
+@pytest.mark.skipif("FEDQUILT_DATA" not in os.environ, reason="needs real data")
+def test_label_permutations_of_mnist_are_found() -> None:
+    scenario = splits.mnist("names", seed=0, samples=(60, 24, 60), rounds=40)
+    result = run(scenario)
+    assert best_rand(result, torch.arange(24) % 3) > 0.9
+
+
+def test_half_of_the_clients_in_a_round() -> None:
+    assert best_rand(run(planted(share=0.5, rounds=40)), THREE) > 0.9
+
+
+def test_very_unlike_sizes() -> None:
+    assert best_rand(run(planted(sizes=(30, 60, 110, 45))), THREE) > 0.9
+
+
+def test_without_validation_samples_the_look_decides() -> None:
+    result = run(planted(validation=0))
+    assert best_rand(result, THREE) > 0.9
+    assert any("nobody to judge" in sentence for sentence in result.summary["decisions"])
+    assert split(run(planted("iid", validation=0))) == []
+
+
+def test_unlike_architectures_are_compared_where_shapes_agree() -> None:
+    result = run(planted(clients=18, sizes=(50,), validation=15, widths=(32, 24), rounds=30))
+    for unit in result.plan.units:
+        plan = result.plan[unit]
+        assert isinstance(plan, fq.UnitPlan)
+        for circle in plan.circle[plan.circle >= 0].unique().tolist():
+            members = (plan.circle == circle).nonzero()[:, 0].tolist()
+            assert len({i // 3 % 2 for i in members}) == 1  # of one width
+    truth = torch.tensor([(i % 3) * 2 + i // 3 % 2 for i in range(18)])
+    assert best_rand(result, truth) > 0.9
+
+
+def test_a_client_with_random_labels_spoils_nobody_elses_circle() -> None:
+    scenario = planted()
+    liar = scenario.clients[0]
+    y = torch.randint(0, 10, (len(liar.train),), generator=torch.Generator().manual_seed(0))
+    clients = [fq.Client(liar.name, liar.model, (liar.train.x, y), None, liar.test), *scenario.clients[1:]]
+    result = run(replace(scenario, clients=tuple(clients)))
+    without = [fq.UnitPlan(p.circle[1:]) for p in result.plan.units.values() if isinstance(p, fq.UnitPlan)]
+    assert max(adjusted_rand(p.circle, THREE[1:]) for p in without) > 0.9
+
+
+def test_a_newcomer_is_offered_patches_and_takes_that_of_its_group(tmp_path: Path) -> None:
+    scenario = planted(clients=16)  # the last one, 15, is of group 0
+    others = replace(scenario, clients=scenario.clients[:-1])
+    before = fq.run(
+        others, Auto(), alone=False, engine="vectorised", device="cpu", evaluate_every=ROUNDS, out=tmp_path / "run"
+    )
+    assert best_rand(before, THREE) > 0.9
+    joined_ = fq.onboard(tmp_path / "run", scenario.clients[-1], visits=1, scenario=others)
+    parted = [unit for unit in split(before) if rand(before, unit, THREE) > 0.9]
+    for unit in parted:
+        assert set(joined_.circles[unit]) == {f"c{i}" for i in range(15) if i % 3 == 0}
+
+
+def test_a_client_that_says_that_its_data_changed_moves_to_where_it_fits() -> None:
+    scenario = planted(rounds=34)
+    mover = scenario.clients[0]
+    back = np.argsort(called(0, 0))  # from group 0's names to the digits, and on to group 1's names
+    other = torch.tensor(called(1, 0)[back])
+    now = fq.Client(
+        mover.name, mover.model, (mover.train.x, mover.train.y), (mover.validation.x, mover.validation.y),
+        (mover.test.x, mover.test.y), mover.traits, changes={27: Change(train=(mover.train.x, other[mover.train.y]))},
+    )  # fmt: skip
+    result = run(replace(scenario, clients=(now, *scenario.clients[1:])))
+    truth = THREE.clone()
+    truth[0] = 1
+    assert best_rand(result, truth) > 0.9, result.summary["decisions"]
+
+
+# --- what it costs, says and promises ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["names", "iid"])
+def test_looking_costs_less_than_a_tenth_of_the_traffic_of_fedavg(kind: str) -> None:
+    scenario = planted(kind, clients=9, sizes=(30,), validation=10, rounds=100)
+    found, averaged = run(scenario), run(scenario, FedAvg())
+    moved = [sum(each.bytes_up) + sum(each.bytes_down) for each in (found, averaged)]
+    assert moved[0] <= 1.1 * moved[1]
+
+
+def test_engines_agree_through_looks_and_ballots() -> None:
+    scenario = planted(clients=9, rounds=12)
+    one, other = (run(scenario, engine=engine) for engine in ("sequential", "vectorised"))
+    assert one.plan == other.plan
+    assert split(one) != []
+    for client in scenario.clients:
+        pair = zip(one.model(client.name).parameters(), other.model(client.name).parameters(), strict=True)
+        assert max(float((a - b).detach().abs().max()) for a, b in pair) < 1e-3
+
+
+def test_all_checks_of_a_method() -> None:
+    assert {"engines", "resume", "private", "traffic", "unlike", "newcomer"} <= set(check_method(Auto()))
+
+
+def test_a_run_says_why() -> None:
+    result = run(planted())
+    said = result.summary["decisions"]
+    assert any("circles by" in each and "standard errors" in each and "would cost" in each for each in said)
+    json.dumps(result.summary)
+
+
+def test_a_look_leaves_a_client_as_it_was() -> None:
+    scenario = planted(clients=6, rounds=5)  # looks in round 3
+    models = []
+    for method in (Auto(), FedAvg()):
+        federation = Federation(scenario, method, device="cpu", engine="sequential", readouts=())
+        for _ in range(3):
+            federation.step(evaluate=False)
+        models.append(federation.server.held("1", torch.arange(6)))
+    assert torch.equal(*models)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"), [({"lam": 0}, "fedavg"), ({"sure": 0}, "standard errors"), ({"sketch": 2}, "16")]
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, float], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Auto(**settings)  # type: ignore[arg-type]
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def test_sketches_keep_inner_products_in_the_mean() -> None:
+    rng = torch.Generator().manual_seed(0)
+    one, other = torch.randn(2, 3000, generator=rng)
+    found = [float(sketch(one, 64, str(i)) @ sketch(one + other, 64, str(i))) for i in range(200)]
+    assert sum(found) / 200 == pytest.approx(float(one @ (one + other)), rel=0.05)
+
+
+def test_only_clients_of_one_circle_and_round_are_compared() -> None:
+    circle = torch.tensor([0, 0, 1, 1])
+    seen = with_look(nothing_seen(4), circle, torch.tensor([0, 1, 2]), torch.ones(3, 2), torch.zeros(3, 2))
+    assert seen["pairs"].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert not enough(seen, circle)
+    assert groups(seen, circle, torch.ones(4), 0.3).tolist() == [0, 0, 1, 1]
+
+
+def test_nearest_circles_are_those_that_may_join() -> None:
+    circle = torch.tensor([0, 0, 1, 1, 2, 2, -1])
+    values = {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([9.0])}
+    assert tidy(joined(circle, values)).tolist() == [0, 0, 0, 0, 1, 1, -1]
+
+
+def asked(received: float, candidate: float, own: float, spread: float = 0.0) -> dict[str, object]:
+    """A ballot of eight clients about two circles, in which all have about the same losses."""
+    wobble = spread * torch.tensor([1.0, -1.0]).repeat(4)[:, None, None]
+    losses = torch.tensor([received, candidate, own]).double().expand(8, 2, 3).clone()
+    losses[:, :, 1:2] += wobble
+    circles = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
+    return {
+        "unit": "head", "names": ["its own evidence"], "back": [], "circles": circles, "losses": losses,
+        "judged": torch.full((8, 2), 5.0, dtype=torch.float64),
+    }  # fmt: skip
+
+
+def test_a_gain_that_lasts_parts_and_one_that_fades_does_not() -> None:
+    first = asked(1.0, 0.8, 0.8, 0.05)  # no better than one's own copies
+    circle, made = by_ballot(first, torch.zeros(8, dtype=torch.int64), 5, 2.0)
+    assert len(circle.unique()) == 1
+    for candidate, parts in ((0.84, True), (0.9, False)):  # four fifths and a half of the gain are left
+        later, again = by_ballot(asked(1.0, candidate, candidate, 0.05), circle, 9, 2.0, made)
+        assert (len(later.unique()) == 2) is parts
+        assert again[0]["changed"] is parts
+
+
+@pytest.mark.parametrize(
+    ("received", "candidate", "own", "spread", "parts"),
+    [
+        (1.0, 0.8, 0.9, 0.05, True),  # better than both, by far more than its error
+        (1.0, 0.8, 0.7, 0.05, False),  # what a client can do by itself is no reason to part
+        (1.0, 0.98, 1.1, 0.2, False),  # not sure
+        (0.8, 1.0, 1.2, 0.05, False),  # worse
+    ],
+)
+def test_circles_must_beat_what_is_shared_and_what_is_ones_own(
+    received: float, candidate: float, own: float, spread: float, parts: bool
+) -> None:
+    circle, made = by_ballot(asked(received, candidate, own, spread), torch.zeros(8, dtype=torch.int64), 7, 2.0)
+    assert (len(circle.unique()) == 2) is parts
+    assert made[0]["changed"] is parts
+    assert made[0]["gain"] == pytest.approx(received - candidate)
+    assert "round 7: unit head, 8 clients" in in_words(made[0])

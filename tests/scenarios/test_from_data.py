@@ -1,0 +1,213 @@
+"""Scenarios from a user's own samples, whatever they come in."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fedquilt as fq
+from fedquilt.data.dirichlet import dirichlet
+from fedquilt.data.own import read_samples
+
+DRAW = np.random.default_rng(0)
+X = DRAW.normal(size=(60, 3)).round(3)
+NAMES = np.array(["no", "yes", "maybe"])[np.arange(60) % 3]
+WHOSE = np.repeat(["north", "south"], 30)
+
+
+def write_csv(path: Path, rows: range = range(60), client: bool = True) -> Path:
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["age", "height", "weight", "answer", *(["town"] if client else [])])
+        for i in rows:
+            out.writerow([*X[i], NAMES[i], *([WHOSE[i]] if client else [])])
+    return path
+
+
+class Frame:
+    """What a data frame of pandas has, as far as it is looked at."""
+
+    def __init__(self, **columns: Any) -> None:
+        self._columns, self.columns = columns, list(columns)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._columns[name]
+
+    def to_numpy(self) -> Any:
+        return np.stack(list(self._columns.values()), axis=1)
+
+
+def whole(scenario: fq.Scenario) -> dict[str, set[tuple[float, ...]]]:
+    """All samples of each client."""
+    return {
+        c.name: {tuple(np.round(row, 3)) for s in (c.train, c.validation, c.test) for row in s.x.double().tolist()}
+        for c in scenario.clients
+    }
+
+
+def check_towns(scenario: fq.Scenario) -> None:
+    """Both towns have their own samples with their own labels, each once."""
+    assert scenario.label_names == ("maybe", "no", "yes")
+    known = {tuple(row): name for row, name in zip(X.tolist(), NAMES, strict=True)}
+    wanted = {town: {tuple(row) for row in X[town == WHOSE].tolist()} for town in ("north", "south")}
+    assert whole(scenario) == wanted
+    for client in scenario.clients:
+        splits = [client.train, client.validation, client.test]
+        assert sum(map(len, splits)) == 30
+        for split in splits:
+            for row, label in zip(split.x.double().tolist(), split.y.tolist(), strict=True):
+                assert known[tuple(np.round(row, 3))] == scenario.label_names[label]
+
+
+def test_a_csv_with_a_column_of_clients(tmp_path: Path) -> None:
+    check_towns(fq.scenario_from(write_csv(tmp_path / "a.csv"), label="answer", client="town"))
+
+
+def test_a_folder_of_csv_files_is_a_client_a_file(tmp_path: Path) -> None:
+    write_csv(tmp_path / "north.csv", range(30), client=False)
+    write_csv(tmp_path / "south.csv", range(30, 60), client=False)
+    check_towns(fq.scenario_from(tmp_path, label="answer"))
+
+
+def test_a_folder_of_npz_files(tmp_path: Path) -> None:
+    for town in ("north", "south"):
+        np.savez(tmp_path / f"{town}.npz", x=X[town == WHOSE], y=NAMES[town == WHOSE])
+    check_towns(fq.scenario_from(tmp_path))
+
+
+def test_arrays_and_who_they_are_of() -> None:
+    check_towns(fq.scenario_from((X, NAMES), client=WHOSE))
+
+
+def test_a_data_frame() -> None:
+    frame = Frame(age=X[:, 0], height=X[:, 1], weight=X[:, 2], answer=NAMES, town=WHOSE)
+    check_towns(fq.scenario_from(frame, label="answer", client="town"))
+
+
+def test_a_frame_of_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": X[:, 0], "height": X[:, 1], "weight": X[:, 2], "answer": NAMES, "town": WHOSE})
+    check_towns(fq.scenario_from(frame, label="answer", client="town"))
+
+
+def test_a_torch_dataset_is_dealt_out() -> None:
+    labels = np.arange(60) % 3
+    made = fq.scenario_from(TensorDataset(torch.tensor(X), torch.tensor(labels)), clients=4, partition="iid")
+    assert [c.name for c in made.clients] == ["client-1", "client-2", "client-3", "client-4"]
+    assert [sum(map(len, (c.train, c.validation, c.test))) for c in made.clients] == [15] * 4
+    assert set().union(*whole(made).values()) == {tuple(row) for row in X.tolist()}
+    assert made.label_names == ()
+
+
+def test_a_partition_is_a_name_a_function_or_made_ready() -> None:
+    labels = np.arange(60) % 3
+    ready = dirichlet(labels, 5, alpha=0.2, seed=4)
+    by_hand = whole(fq.scenario_from((X, labels), partition=ready))
+    by_function = whole(fq.scenario_from((X, labels), partition=lambda y, n, seed: dirichlet(y, 5, 0.2, seed=4)))
+    assert by_hand == by_function
+    assert [len(rows) for rows in by_hand.values()] == [len(part) for part in ready]
+    with pytest.raises(ValueError, match="did you mean 'dirichlet'"):
+        fq.scenario_from((X, labels), partition="dirichlett")
+
+
+def test_clients_with_numbers_for_names() -> None:
+    made = fq.scenario_from((X, NAMES), client=np.arange(60) // 20)
+    assert [c.name for c in made.clients] == ["0", "1", "2"]
+    assert [c.name for c in fq.scenario_from((X, NAMES), client=torch.arange(60) // 20).clients] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"), [((60, 8, 8), (1, 8, 8)), ((60, 8, 8, 3), (3, 8, 8)), ((60, 3, 8, 8), (3, 8, 8))]
+)
+def test_images_of_bytes_become_numbers_up_to_one(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    x = DRAW.integers(0, 256, shape).astype(np.uint8)
+    x[0].flat[0] = 255
+    client = fq.scenario_from((x, np.zeros(60, int)), clients=1).clients[0]
+    assert client.train.x.shape[1:] == wanted
+    every = torch.cat([client.train.x, client.validation.x, client.test.x])
+    assert every.dtype == torch.float32
+    assert float(every.max()) == 1.0
+    assert float(every.sum()) == pytest.approx(x.sum() / 255, rel=1e-4)
+
+
+def test_samples_are_standardised_by_the_training_samples_of_their_client() -> None:
+    x = X * [1.0, 100.0, 0.0] + [5.0, -3.0, 7.0]
+    made = fq.scenario_from((x, NAMES), client=WHOSE, standardise=True)
+    for client in made.clients:
+        assert client.train.x.mean(0).tolist() == pytest.approx([0, 0, 0], abs=1e-5)
+        assert client.train.x.std(0, correction=0).tolist() == pytest.approx([1, 1, 0], abs=1e-4)
+        assert abs(float(client.test.x[:, 1].mean())) > 1e-4, "test samples by the same numbers, not by their own"
+
+
+def test_a_model_of_none_of_nothing_or_of_shape_and_classes() -> None:
+    def sized(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Linear(shape[0], classes)
+
+    for model in (None, sized, lambda: nn.Linear(3, 3)):
+        made = fq.scenario_from((X, NAMES), model, client=WHOSE)
+        assert made.clients[0].model()(torch.zeros(2, 3)).shape == (2, 3)
+    with pytest.raises(TypeError, match="takes 1 arguments"):
+        fq.scenario_from((X, NAMES), lambda shape: nn.Linear(3, 3))
+    with pytest.raises(TypeError, match="must be a function"):
+        fq.scenario_from((X, NAMES), nn.Linear(3, 3))
+
+
+def test_it_runs() -> None:
+    labels = np.array(["left", "right"])[(X[:, 0] > 0).astype(int)]
+    made = fq.scenario_from((X, labels), client=WHOSE, training=fq.Training(rounds=15, batch=6, lr=0.3))
+    run = fq.run(made, "fedavg", engine="sequential", alone=False)
+    assert run.summary["accuracy_mean"] > 0.8
+    assert run.trouble is None
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: fq.scenario_from(([[1.0]], [0.5])), "would be a regression"),
+        (lambda: fq.scenario_from((X, NAMES[:5])), "do not go with labels"),
+        (lambda: fq.scenario_from((X, NAMES), client=[1, 2]), "give one a sample"),
+        (lambda: fq.scenario_from((X, NAMES), client=WHOSE, traits={"nord": {"a": "b"}}), "did you mean 'north'"),
+        (lambda: fq.scenario_from(Frame(a=X[:, 0], label=NAMES, b=WHOSE)), "column 'b' is no numbers"),
+        (lambda: fq.scenario_from(Frame(a=X[:, 0], lable=NAMES)), "did you mean 'lable'"),
+        (lambda: fq.scenario_from(Frame(a=np.array([1, np.nan]), label=NAMES[:2])), "column 'a' has gaps"),
+        (lambda: fq.scenario_from(Frame(label=NAMES)), "no columns beside label"),
+        (lambda: fq.scenario_from("nowhere.csv"), "there is no file or folder"),
+        (lambda: fq.scenario_from(SimpleNamespace()), "is no source of samples"),
+    ],
+)
+def test_what_is_wrong_is_said(call: Any, told: str) -> None:
+    with pytest.raises((ValueError, TypeError, OSError), match=told):
+        call()
+
+
+def test_a_csv_that_is_ragged_or_has_gaps(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,label\n1,x\n2\n")
+    with pytest.raises(ValueError, match="line 3 has 1 entries"):
+        fq.scenario_from(path)
+    path.write_text("a,label\n1,x\n,y\n")
+    with pytest.raises(ValueError, match="column 'a' has gaps"):
+        fq.scenario_from(path)
+
+
+def test_labels_keep_their_numbers_where_they_have_some(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,label\n1.5,2\n2.5,0\n")
+    found = read_samples(path)
+    assert found.y.tolist() == [2, 0]
+    assert found.label_names == ()
+    assert read_samples(([[1], [2]], [-1, 1])).label_names == ("-1", "1")
+
+
+def test_pandas_is_not_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    check_towns(fq.scenario_from(write_csv(tmp_path / "a.csv"), label="answer", client="town"))
