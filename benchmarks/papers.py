@@ -44,6 +44,7 @@ class Experiment:
     readouts: tuple[str, ...] = BOTH
     why: str = ""
     own_training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    groups: Mapping[str, str] = field(default_factory=dict)  # how clients' names begin -> a column of their own
 
 
 def _plain(*names: str) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -51,9 +52,13 @@ def _plain(*names: str) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def _cameras(labels: int, settings: Mapping[str, Any], training: Mapping[str, Any], why: str) -> Experiment:
+    # the paper's FedAvg federates each kind of device by itself
+    per_device = {"fedavg-per-device": ("modfl", {"by": {"configuration": "device", "operation": "device"}})}
     return Experiment(
-        "modfl-cameras", {"labels": labels, **settings}, training, _plain("local", "fedavg", "fedper", "modfl"), why=why
-    )
+        "modfl-cameras", {"labels": labels, **settings}, training,
+        _plain("local", "fedavg", "fedper", "modfl") | (per_device if labels == 9 else {}), why=why,
+        groups={"gen2-": "colour %", "gen1-": "grey %"},
+    )  # fmt: skip
 
 
 _POOL = {"blocks": (2, 2, 2), "width": 128}  # the paper's pool for CIFAR, with blocks of a width for small clients
@@ -157,30 +162,42 @@ def done(path: Path) -> set[tuple[str, int]]:
 
 
 def table(path: Path) -> str:
-    """Test accuracy of each method and read-out: mean and spread over seeds of the mean over clients, in percent."""
+    """Test accuracy of each method and read-out: mean and spread over seeds of the mean over clients, in percent.
+
+    Where an experiment has groups of clients, each has a column besides.
+    """
     header, *lines = [json.loads(line) for line in path.read_text().splitlines()]
-    scores: dict[tuple[str, str], dict[int, list[float]]] = {}
+    columns = {"": "accuracy %", **EXPERIMENTS[header["experiment"]].groups}
+    scores: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
     moved: dict[str, list[float]] = {}
     for line in lines:
         if "run" in line:
             moved.setdefault(line["run"], []).append(line["megabytes_up"] + line["megabytes_down"])
         elif line["split"] == "test":
             mine = scores.setdefault((line["method"], line["readout"]), {})
-            mine.setdefault(line["seed"], []).append(line["accuracy"])
+            mine.setdefault(line["seed"], {})[line["client"]] = 100 * line["accuracy"]
+    titles = ["method", "read-out", *columns.values(), "worst client %", "MB moved", "seeds"]
     text = [
         f"### {header['experiment']}", "",
         f"{header['scaled']}; `{header['command']}`, commit {header['commit'][:9]}.", "",
-        "| method | read-out | accuracy % | worst client % | MB moved | seeds |", "|---|---|---|---|---|---|",
+        f"| {' | '.join(titles)} |", "|---" * len(titles) + "|",
     ]  # fmt: skip
     for (method, readout), seeds in scores.items():
-        means = [100 * statistics.fmean(values) for values in seeds.values()]
-        spread = f" ± {statistics.stdev(means):.2f}" if len(means) > 1 else ""
-        worst = 100 * statistics.fmean(min(values) for values in seeds.values())
-        text.append(
-            f"| {method} | {readout} | {statistics.fmean(means):.2f}{spread} | {worst:.1f} | "
-            f"{statistics.fmean(moved[method]):.1f} | {len(means)} |"
-        )
+        by_column = [[_mean(values, begins) for values in seeds.values()] for begins in columns]
+        worst = statistics.fmean(min(values.values()) for values in seeds.values())
+        cells = [method, readout, *map(_with_spread, by_column), f"{worst:.1f}"]
+        text.append(f"| {' | '.join(cells)} | {statistics.fmean(moved[method]):.1f} | {len(seeds)} |")
     return "\n".join(text) + "\n"
+
+
+def _mean(of_clients: Mapping[str, float], begins: str) -> float:
+    """Over the clients whose names begin so."""
+    return statistics.fmean(score for client, score in of_clients.items() if client.startswith(begins))
+
+
+def _with_spread(means: list[float]) -> str:
+    spread = f" ± {statistics.stdev(means):.2f}" if len(means) > 1 else ""
+    return f"{statistics.fmean(means):.2f}{spread}"
 
 
 def main() -> None:
