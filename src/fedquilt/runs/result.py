@@ -47,12 +47,14 @@ class Run:
     folder: Path | None = None
     earlier: list[Row] = field(default_factory=list)  # rows of the rounds before the run was resumed
     chance: float = field(default=math.nan, init=False)  # mean accuracy of the best single class on test data
+    _first: list[Row] = field(default_factory=list, init=False, repr=False)  # of the first round that was measured
     _last: dict[tuple[str, str], tuple[int, list[Row]]] = field(default_factory=dict, init=False, repr=False)
 
     def take(self, federation: Federation, report: RoundReport) -> None:
         """A callback: remember a round."""
         self.evaluations += report.evaluations
         self.note_chance(report.evaluations)
+        self._first_rows()
         if not self.plans or self.plans[-1][1] != report.plan:
             self.plans.append((report.round, report.plan))
         self.bytes_up.append(report.traffic.total_up)
@@ -67,11 +69,12 @@ class Run:
 
     def _first_rows(self) -> list[Row]:
         """The rows of the first round that was measured, with the read-out that results are reported with."""
-        before = [row for row in self.earlier if (row["readout"], row["split"]) == (self.readout, "test")]
-        if before:
-            return [row for row in before if row["round"] == before[0]["round"]]
-        mine = (e for e in self.evaluations if (e.readout, e.split) == (self.readout, "test"))
-        return next((evaluation.rows() for evaluation in mine), [])
+        if not self._first:
+            before = [row for row in self.earlier if (row["readout"], row["split"]) == (self.readout, "test")]
+            mine = (e.rows() for e in self.evaluations if (e.readout, e.split) == (self.readout, "test"))
+            found = before or next(mine, [])
+            self._first = [row for row in found if row["round"] == found[0]["round"]]
+        return self._first
 
     @property
     def rows(self) -> list[Row]:
