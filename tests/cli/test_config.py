@@ -24,7 +24,7 @@ def lines(folder: str) -> list[Any]:
 
 def test_a_run_is_repeated_from_its_toml(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--set", "clients=4", "noise=0.2", "mu=0.3", "lr=0.05", "epochs=1", "--rounds", "2", "--seed", "3"]
-    more = ["--merge", "trimmed-mean", "--set", "merge.share=0.2", "--readouts", "received,knn-3", "--out", "first"]
+    more = ["--merge", "trimmed-mean", "--set", "merge.share=0.25", "--readouts", "received,knn-3", "--out", "first"]
     assert main(["run", "digits", "fedprox", *words, *more, *SMALL]) == 0
     assert main(["run", "first/run.toml", "--out", "again"]) == 0
     assert lines("first") == lines("again")

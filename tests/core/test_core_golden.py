@@ -161,13 +161,19 @@ def test_a_mixture_is_the_dense_formula() -> None:
         (mean, (1 * 1 - 3 * 2 + 2 * 5) / 6),
         (median, 1.0),  # of 1, -2, 5: weights do not count
         (TrimmedMean(0.34), 1.0),  # floor(0.34 * 3) = 1 goes at either end
-        (Krum(1), 1.0),  # three clients are too few for Krum: the median
     ],
 )
 def test_merges_through_the_loop(rule: Rule, expected: float) -> None:
     federated = federation(three(), rule=rule)
     federated.step()
     assert received(federated, "b")[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_merge_that_could_guard_no_circle_is_refused_before_any_work() -> None:
+    with pytest.raises(ValueError, match=r"^the merge 'krum' byzantine=1 keep=None bears a liar in circles of 5"):
+        federation(three(), rule=Krum(1))
+    lone = fq.Plan({"model": UnitPlan([0, 1, 2], [1, 1, 1])})
+    federation(three(), Planned(plans=(lone,)), rule=Krum(1)).step()  # nothing is merged, so nothing is to be guarded
 
 
 def test_who_does_not_take_part_stays_and_still_receives() -> None:

@@ -72,10 +72,11 @@ def readouts() -> list[Entry]:
 
 
 def merges() -> list[Entry]:
-    """Every way copies become one."""
-    from fedquilt.sharing import MERGES
+    """Every way copies become one; then what may come before it, as in `nnm+krum`."""
+    from fedquilt.sharing import MERGES, PRESTEPS
 
-    return entries(MERGES.items())
+    before = ((f"{name}+...", step) for name, step in PRESTEPS.items())
+    return entries([*MERGES.items(), *before])
 
 
 KINDS: dict[str, Callable[[], list[Entry]]] = {

@@ -59,15 +59,14 @@ class Config:
         """What is to be run: what the file says, and on top what was said on the command line."""
         from fedquilt.engines.settings import Training
         from fedquilt.runs.rebuilding import make_readouts
-        from fedquilt.sharing import MERGES
+        from fedquilt.sharing import merge_of
 
         check_hardware(choices)
         merge = {"name": choices.merge} if choices.merge != self.merge.get("name", "mean") else dict(self.merge)
         kind = merge.pop("name", "mean")
-        if kind not in MERGES:
-            raise Refused(did_you_mean(kind, MERGES, "merge"))
+        make = merge_of(kind)
         source, name = find(self.scenario), self.method.name
-        specs = {"scenario": spec_of(source.builder), "training": spec_of(Training), "merge": spec_of(MERGES[kind])}
+        specs = {"scenario": spec_of(source.builder), "training": spec_of(Training), "merge": spec_of(make)}
         rounds, words = rounds_of(choices, specs["training"])
         placed = assign(words, {**specs, name: spec_of(type(self.method))}, [name])
         if rounds is not None:
@@ -79,7 +78,7 @@ class Config:
             {**self.scenario_settings, **placed["scenario"]},
             {**self.training, **placed["training"]},
             make_readouts(readouts or ("received", "adapted")),
-            MERGES[kind](**{**merge, **placed["merge"]}),
+            make(**{**values_of(merge), **placed["merge"]}),
             choices,
         )
 

@@ -121,17 +121,13 @@ def status(folder: Where = Path(".")) -> None:
 
 def choose(method: str, merge: str, settings: list[str] | tuple[()]) -> dict[str, dict[str, Any]]:
     """The user's settings, each for the part that knows its name: the method, training or the merge."""
-    from fedquilt._util.suggest import did_you_mean
-    from fedquilt.cli.output import Refused
     from fedquilt.cli.settings import assign, spec_of
     from fedquilt.engines.settings import Training
     from fedquilt.methods.find import find
-    from fedquilt.sharing import MERGES
+    from fedquilt.sharing import merge_of
 
     kind = find(method)
-    if merge not in MERGES:
-        raise Refused(did_you_mean(merge, MERGES, "merge"))
-    all_values = {"training": spec_of(Training), "merge": spec_of(MERGES[merge]), kind.name: spec_of(kind)}
+    all_values = {"training": spec_of(Training), "merge": spec_of(merge_of(merge)), kind.name: spec_of(kind)}
     placed = assign(settings, all_values, [kind.name])
     return {
         "settings": placed[kind.name],

@@ -67,7 +67,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
     from fedquilt.engines.settings import Training
     from fedquilt.methods.find import find as find_method
     from fedquilt.runs.rebuilding import make_method, make_readouts
-    from fedquilt.sharing import MERGES
+    from fedquilt.sharing import merge_of
 
     kinds = [find_method(word) for word in methods]
     names = [kind.name for kind in kinds]
@@ -76,14 +76,13 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
         raise Refused(f"the method '{names[twice[0]]}' is named twice; once is enough")
     if twice:
         raise Refused(f"two methods are called '{names[twice[0]]}'; give one of them another name")
-    if choices.merge not in MERGES:
-        raise Refused(did_you_mean(choices.merge, MERGES, "merge"))
+    merge = merge_of(choices.merge)
     check_hardware(choices)
     source = find(scenario)
     specs = {
         "scenario": spec_of(source.builder),
         "training": spec_of(Training),
-        "merge": spec_of(MERGES[choices.merge]),
+        "merge": spec_of(merge),
     }
     rounds, words = rounds_of(choices, specs["training"])
     own = {kind.name: spec_of(kind) for kind in kinds}
@@ -101,7 +100,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
         placed["scenario"],
         placed["training"],
         make_readouts(_words(choices.readouts) or ("received", "adapted")),
-        MERGES[choices.merge](**placed["merge"]),
+        merge(**placed["merge"]),
         choices,
     )
 

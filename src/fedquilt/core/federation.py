@@ -18,6 +18,7 @@ from fedquilt._util.suggest import did_you_mean
 from fedquilt._util.turns import one_at_a_time
 from fedquilt.core.backend import Backend
 from fedquilt.core.evaluation import predict
+from fedquilt.core.merge_rules import with_server_client
 from fedquilt.core.server import Server
 from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
@@ -83,6 +84,8 @@ class Federation:
         readouts = [with_python_settings(readout) for readout in readouts]
         if evaluate_every < 1:
             raise ValueError(f"evaluate_every={evaluate_every} never looks; give at least 1, or as many as rounds")
+        if clients is None:
+            scenario = with_server_client(scenario, rule)
         self.scenario, self.method, self.seed = scenario, method, seed
         self.training = training or scenario.training
         self.device = pick_device(device)
@@ -121,7 +124,9 @@ class Federation:
         if self.training.share == 1:
             return tuple(range(clients))
         number = max(1, round(self.training.share * clients))
-        return some_of(clients, number, key_of("participants", self.seed, round_))
+        chosen = some_of(clients, number, key_of("participants", self.seed, round_))
+        trusted = self.server.merging.trusted  # they are the measure of all others, so they are always there
+        return chosen if trusted is None else tuple(sorted({*chosen, *trusted.nonzero()[:, 0].tolist()}))
 
     def step(self, evaluate: bool = True) -> RoundReport:
         """One round; what the clients scored after it, where `evaluate_every` says so."""

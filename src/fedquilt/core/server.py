@@ -8,12 +8,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedquilt._util.randomness import key_of
+from fedquilt.core.merge_rules import check_circles, trusted_among
 from fedquilt.core.selection import Selection
 from fedquilt.core.values import CircleValues, Key, Merging, size_of
 from fedquilt.families.common import Common
 from fedquilt.interface.messages import ClientInfo, Instructions, Roster, UnitValues, Update, Updates
 from fedquilt.interface.method import Method, State
 from fedquilt.sharing import AnyUnit, MixedUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, traffic
+from fedquilt.sharing.rule import ContextRule
 
 _COUNT_AFTER = 64  # rounds whose left-out updates wait to be counted
 
@@ -37,11 +40,13 @@ class Server:
         self.method, self.roster, self.rule, self.models = method, roster, rule, models
         self.device = torch.device(device)
         self.round = 0
+        self.merging: Merging
         self._refused = torch.zeros(len(roster), dtype=torch.int64, device=self.device)
         self._left_out: list[list[tuple[Tensor, Tensor]]] = []  # by round: who sent, and whose copies were not finite
         self.state: State = method.begin(roster)
         self.plan = method.plan(self.state, roster)
         self.plan.check(roster.signatures(), roster.names)
+        check_circles(rule, self.plan)
         self.all_values = self._arrange(self.plan)
         draws = [first(0)]
         for circle_values in self.all_values:
@@ -97,6 +102,8 @@ class Server:
         before, self.state = self.state, self.method.learn(self.state, updates, self.roster)
         if self.state is not before:
             self._follow(self.roster)
+        if isinstance(self.rule, ContextRule):
+            self.merging = replace(self.merging, key=key_of("merge", self.roster.seed, self.round + 1))
         left_out: list[tuple[Tensor, Tensor]] = []
         for circle_values in list(self.all_values):
             self._merge_values(circle_values, ups, left_out)
@@ -181,7 +188,7 @@ class Server:
     def _declared(self) -> None:
         self.sizes = self.roster.sizes()
         counts = {(u, member.units[u]): n for member in self.roster.members for u, n in member.statistics.items()}
-        self.merging = Merging(self.rule, self.method, counts)
+        self.merging = Merging(self.rule, self.method, counts, trusted_among(self.rule, self.roster))
         self._everyone = int(self.roster.samples.sum())
 
     # --- values ----------------------------------------------------------------------------------------------------

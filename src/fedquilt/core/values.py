@@ -14,6 +14,7 @@ from fedquilt.families.layout import Signature
 from fedquilt.interface.method import Heard, Method
 from fedquilt.sharing import AnyUnit, Merged, MixedUnit, Rule, merge_unit, mix
 from fedquilt.sharing.merge import Mean
+from fedquilt.sharing.rule import NOTHING_KNOWN, ContextRule, MergeContext
 
 _ALL = slice(None)
 _CAPTURE_UP_TO = 2**24  # numbers in a merge; bigger ones take longer than launching them, and graphs keep memory
@@ -30,6 +31,8 @@ class Merging:
     rule: Rule
     method: Method
     statistics: Mapping[Key, int]
+    trusted: Tensor | None = None  # (K,) bool: the clients whose copies the rule trusts
+    key: int = 0  # a hash of the seed and the round, for rules that draw
 
 
 @dataclass
@@ -90,12 +93,18 @@ class CircleValues:
 
     def merge(self, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
         """Merge client numbers and their copies; which of the copies were not finite and left out, (k,)."""
-        merged = merge_unit(self.plan, parts, how.rule)
+        merged = merge_unit(self.plan, parts, how.rule, self._context(how))
         if type(how.method).update is not Method.update:
             merged = merged._replace(value=self._updated(merged, parts, how))
         self.value.copy_(merged.onto(self.value))
         self.known |= merged.heard
         return merged.refused
+
+    def _context(self, how: Merging) -> MergeContext:
+        """What a rule may know beside the copies."""
+        if not isinstance(how.rule, ContextRule):
+            return NOTHING_KNOWN
+        return MergeContext(self.value, None if self.all_known() else self.known, how.key, how.trusted)
 
     def _updated(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
         """(circles, size) what the method makes of the merged values, unit by unit; what it remembers is kept here."""

@@ -30,7 +30,7 @@ from fedquilt.readouts import named
 from fedquilt.runs.checkpoint import Damaged
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.own import split_address
-from fedquilt.sharing import MERGES, Rule, pick
+from fedquilt.sharing import MERGES, Rule, named_settings, pick
 
 FORMAT = 2
 READABLE = (1, 2)  # in format 1 nothing but the checkpoint has checksums
@@ -164,15 +164,15 @@ def training_from(text: Mapping[str, Any]) -> Training:
 
 def rule_to(rule: Rule) -> dict[str, Any]:
     """A merge as its name and settings."""
-    name = next((name for name, kind in MERGES.items() if type(rule) is kind), None)
-    if name is None:
+    found = named_settings(rule)
+    if found is None:
         raise ValueError(f"a run on disk can only use the merges {', '.join(MERGES)}, not {rule}")
-    return {"name": name, **plain(asdict(rule))}  # type: ignore[call-overload]
+    return dict(plain(found))
 
 
 def rule_from(text: Mapping[str, Any]) -> Rule:
     """The merge that `rule_to` described."""
-    return pick(text["name"], **{key: value for key, value in text.items() if key != "name"})
+    return pick(text["name"], **values_of({key: value for key, value in text.items() if key != "name"}))
 
 
 def plain(value: Any) -> Any:

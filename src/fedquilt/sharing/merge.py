@@ -1,30 +1,24 @@
 """Merging: the copies that clients sent become one value per circle. And installing: a client moves towards it.
 
 Every rule takes `(values (k, size), circle (k,), weight (k,), circles)`, where `circle` holds row numbers below
-`circles`, and gives a `Merged`. A row that is not finite is left out and told, never merged.
+`circles`, and gives a `Merged`. A row that is not finite is left out and told, never merged. A rule with
+`needs_context` is also given a `MergeContext`: the circles' last values, and whom the server trusts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fedquilt._util.suggest import did_you_mean
 from fedquilt.sharing.mixedunit import AnyUnit, MixedUnit
-from fedquilt.sharing.robust import Krum, Median, TrimmedMean
+from fedquilt.sharing.robust import Median
+from fedquilt.sharing.rule import NOTHING_KNOWN, ContextRule, MergeContext, Rule
 from fedquilt.sharing.weighted_sums import Merged, Sums
 
 Part = tuple[Tensor, Tensor]  # client numbers (k,) and their copies (k, size)
-
-
-class Rule(Protocol):
-    """A way of merging."""
-
-    def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged: ...
 
 
 @dataclass(frozen=True)
@@ -41,27 +35,12 @@ class Mean:
 
 mean, median = Mean(), Median()
 
-MERGES: dict[str, Callable[..., Rule]] = {
-    "mean": Mean,
-    "median": Median,
-    "trimmed-mean": TrimmedMean,
-    "krum": Krum,
-}
 
-
-def pick(name: str, **settings: Any) -> Rule:
-    """The merge of that name, with its settings.
-
-    >>> pick("trimmed-mean", share=0.2)
-    TrimmedMean(share=0.2)
-    """
-    if name not in MERGES:
-        raise ValueError(did_you_mean(name, MERGES, "merge"))
-    return MERGES[name](**settings)
-
-
-def merge_unit(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merged:
+def merge_unit(
+    unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean, context: MergeContext = NOTHING_KNOWN
+) -> Merged:  # fmt: skip
     """What was sent of one unit, merged by its plan. `parts`: one pair of client numbers and copies per family.
+    `trusted` of the context is over all clients here, (K,).
 
     Whoever is not in a part is not heard. The rows of the result are those of `unit.labels`; of a mixed unit each
     client has a row of its own, its copy, to be mixed when somebody receives it (`mix`): who is not heard in a round is
@@ -86,6 +65,9 @@ def merge_unit(unit: AnyUnit, parts: Sequence[Part], rule: Rule = mean) -> Merge
     weight = torch.ones(len(here), device=device) if isinstance(here, MixedUnit) else here.weight
     if not isinstance(rule, Mean):
         ids, values = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        if isinstance(rule, ContextRule):
+            trusted = None if context.trusted is None else context.trusted.to(device)[ids]
+            return rule(values, here.row[ids], weight[ids], here.count, context._replace(trusted=trusted))
         return rule(values, here.row[ids], weight[ids], here.count)
     rows = [None if here.count == 1 else here.row[ids] for ids, _ in parts]
     sums = [Sums.of(v, row, weight[ids], here.count) for row, (ids, v) in zip(rows, parts, strict=True)]

@@ -1,7 +1,7 @@
 """Merges that a few faulty or hostile clients cannot steer: median, trimmed mean, (multi-)Krum.
 
 All circles at once, without a loop over circles or clients. A client with a weight counts once, whatever its weight: a
-weight is a claim that a faulty client can make.
+weight is a claim that a faulty client can make. `least` is the smallest circle in which a rule bears a single liar.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class Median:
     >>> Median()(torch.tensor([[1.0], [2.0], [900.0]]), torch.tensor([0, 0, 0]), torch.ones(3), 1).value
     tensor([[2.]])
     """
+
+    least: ClassVar[int] = 3
 
     def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
         seats = _Seats.of(values, circle, weight, circles)
@@ -52,6 +55,11 @@ class TrimmedMean:
         if not 0 < self.share < 0.5:
             raise ValueError(f"a trimmed mean with share={self.share} leaves nothing; give a share between 0 and 0.5")
 
+    @property
+    def least(self) -> int:
+        """The smallest circle in which somebody goes at either end."""
+        return math.ceil(1 / self.share - 1e-9)
+
     def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
         seats = _Seats.of(values, circle, weight, circles)
         cut = (self.share * seats.count + 1e-9).floor().long()  # 1e-9: 0.29 * 100 is 28.999...
@@ -66,46 +74,66 @@ class Krum:
     """Multi-Krum (Blanchard et al. 2017): the mean of the `keep` copies of each circle that lie closest to their peers.
 
     A copy's score is the sum of its squared distances to its n - byzantine - 2 nearest peers in the circle. `keep=None`
-    keeps n - byzantine; `keep=1` is Krum. Krum promises nothing for n < 2 byzantine + 3; such a small circle takes its
-    median.
+    keeps n - byzantine; `keep=1` is Krum. Below 1, `byzantine` is a share of those heard in a circle. Krum promises
+    nothing for n < 2 byzantine + 3; such a small circle takes its median.
 
     >>> copies = torch.tensor([[1.0], [1.1], [1.2], [0.9], [900.0]])
     >>> Krum(byzantine=1, keep=1)(copies, torch.zeros(5).long(), torch.ones(5), 1).value
     tensor([[1.]])
     """
 
-    byzantine: int = 1
+    byzantine: int | float = 1
     keep: int | None = None
 
     def __post_init__(self) -> None:
-        if self.byzantine < 1:
-            raise ValueError(f"Krum with byzantine={self.byzantine} has nobody to guard against: use the merge 'mean'")
+        check_liars("Krum", self.byzantine)
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"Krum with keep={self.keep} keeps no copy; give 1 or more")
+
+    @property
+    def least(self) -> int:
+        """The smallest circle that is not left to the median."""
+        return 2 * max(1, math.floor(self.byzantine)) + 3
 
     def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
         finite = finite_rows(values)
         counted = finite & (weight > 0)
-        count = _count(circle, counted, circles)  # (C,)
+        count = count_rows(circle, counted, circles)  # (C,)
+        liars = liars_in(count, self.byzantine)
         peers = (circle == circle[:, None]) & counted & counted[:, None]
         peers &= ~torch.eye(len(values), dtype=torch.bool, device=values.device)
         middle = Median()(values, circle, weight, circles)
         distance = torch.where(peers, squared_distances(values, middle.value[circle], counted), math.inf)  # (k, k)
-        near = (count - self.byzantine - 2).clamp(min=1)[circle]  # (k,) how many peers score
+        near = (count - liars - 2).clamp(min=1)[circle]  # (k,) how many peers score
         place = torch.arange(len(values), device=values.device)
         nearest = distance.sort(1).values
         score = torch.where(place < near[:, None], nearest, 0.0).sum(1)  # (k,)
         beats = (score < score[:, None]) | ((score == score[:, None]) & (place < place[:, None]))
         rank = (beats & peers).sum(1)  # (k,) how many of the circle come before
-        most = count - self.byzantine if self.keep is None else torch.full_like(count, self.keep)
+        most = count - liars if self.keep is None else torch.full_like(count, self.keep)
         kept = counted & (rank < most.clamp(min=1)[circle])
         chosen = Sums.of(values, circle, kept.float(), circles).mean()
-        small = count < 2 * self.byzantine + 3
+        small = count < 2 * liars + 3
         value = torch.where(small[:, None], middle.value, chosen.value)
         return Merged(value, count > 0, ~finite, middle.weight)
 
 
-def _count(circle: Tensor, counted: Tensor, circles: int) -> Tensor:
+def check_liars(rule: str, byzantine: float) -> None:
+    """Refuse a number of liars that cannot be guarded against: whole, or a share of a circle below a half."""
+    if byzantine == 0:
+        raise ValueError(f"{rule} with byzantine=0 has nobody to guard against: use the merge 'mean'")
+    if not (0 < byzantine < 0.5 or (byzantine >= 1 and byzantine == byzantine // 1)):
+        raise ValueError(f"{rule}: byzantine={byzantine} must be a number of clients, or a share of a circle below 0.5")
+
+
+def liars_in(count: Tensor, byzantine: float) -> Tensor:
+    """(C,) how many liars are guarded against in circles of so many, (C,): at least one."""
+    if byzantine >= 1:
+        return torch.full_like(count, int(byzantine))
+    return (byzantine * count + 1e-9).floor().long().clamp(min=1)  # 1e-9: 0.29 * 100 is 28.999...
+
+
+def count_rows(circle: Tensor, counted: Tensor, circles: int) -> Tensor:
     """(C,) how many rows count in each circle; whole numbers, so that the order of adding cannot matter."""
     return torch.zeros(circles, dtype=torch.int64, device=circle.device).index_add_(0, circle, counted.long())
 
@@ -143,7 +171,7 @@ class _Seats:
         finite = finite_rows(values)
         counted = finite & (weight > 0)
         circle = torch.where(counted, circle, circles)
-        count = _count(circle, counted, circles + 1)[:circles]
+        count = count_rows(circle, counted, circles + 1)[:circles]
         row = circle.sort().values
         total = weight.new_zeros(circles + 1).index_add_(0, circle, weight)[:circles]
         return cls(circle, count.cumsum(0) - count, count, row.clamp(max=circles - 1), row < circles, ~finite, total)

@@ -18,8 +18,8 @@ from fedquilt.deploy.transport.transport import Transport
 from fedquilt.runs.folder import METRICS, TRAFFIC
 from fedquilt.runs.rebuilding import make_readouts
 from fedquilt.runs.result import Run
+from fedquilt.runs.settings import rule_from
 from fedquilt.scenario import Scenario
-from fedquilt.sharing import pick
 
 DEFAULT_READOUTS = ("received", "adapted")
 
@@ -84,11 +84,10 @@ def make_federation(
     scenario = Scenario(
         project.spec.scenario, clients, terms.training, terms.common, terms.public_test, names, project.spec.origin
     )
-    rule = dict(spec.get("merge") or {"name": "mean"})
     return Federation(
         scenario, terms.method, terms.training, terms.seed, "cpu",
         readouts=make_readouts(spec.get("readouts") or DEFAULT_READOUTS),
-        rule=pick(rule.pop("name"), **rule),
+        rule=rule_from(spec.get("merge") or {"name": "mean"}),
         evaluate_every=spec.get("evaluate_every", 1),
         clients=RemoteClients(spec["run"], clients, terms, post, project.rounds, project.transfer, log),
     )  # fmt: skip
