@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedquilt.methods import METHODS, Method
     from fedquilt.runs.onboarding import Onboarded, onboard
     from fedquilt.runs.result import Run
-    from fedquilt.runs.run import resume, run
+    from fedquilt.runs.run import extend, resume, run
     from fedquilt.runs.saved_models import load_model
     from fedquilt.scenario import Scenario
     from fedquilt.scenarios.from_data import scenario_from
@@ -48,6 +48,7 @@ __all__ = [
     "authoring",
     "cut",
     "data",
+    "extend",
     "load_model",
     "methods",
     "models",
@@ -69,7 +70,7 @@ _HOMES = {
     "runs.saved_models": ("load_model",),
     "runs.onboarding": ("Onboarded", "onboard"),
     "runs.result": ("Run",),
-    "runs.run": ("resume", "run"),
+    "runs.run": ("extend", "resume", "run"),
     "scenario": ("Scenario",),
     "scenarios.from_data": ("scenario_from",),
     "sharing": ("Plan", "UnitPlan"),

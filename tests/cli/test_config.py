@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,26 @@ def test_a_method_or_a_file_but_not_both(capfd: pytest.CaptureFixture[str]) -> N
     assert "says which method it runs" in capfd.readouterr().err
     assert main(["run", "digits"]) == 2
     assert "name the method to run on 'digits'" in capfd.readouterr().err
+
+
+def test_yaml_says_the_same(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.toml").write_text(
+        'scenario = {name = "digits", settings = {clients = 4}}\nmethod = {name = "fedprox", settings = {mu = 0.3}}\n'
+        'rounds = 1\nalone = false\nengine = "sequential"\n[training]\nepochs = 1\n'
+    )
+    Path("a.yaml").write_text(
+        "scenario:\n  name: digits\n  settings: {clients: 4}\nmethod: {name: fedprox, settings: {mu: 0.3}}\n"
+        "rounds: 1\nalone: false\nengine: sequential\ntraining:\n  epochs: 1\n"
+    )
+    for kind in ("toml", "yaml"):
+        assert main(["run", f"a.{kind}", "--out", kind]) == 0
+    assert lines("toml") == lines("yaml")
+    Path("bad.yml").write_text("scenario: [digits\n")
+    assert main(["run", "bad.yml"]) == 2
+    assert "bad.yml is not YAML" in capfd.readouterr().err
+    Path("bad.yml").write_text("digits\n")
+    assert main(["run", "bad.yml"]) == 2
+    assert "says nothing of a run" in capfd.readouterr().err
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert main(["run", "a.yaml"]) == 2
+    assert "pip install pyyaml" in capfd.readouterr().err

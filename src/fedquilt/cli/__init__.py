@@ -31,6 +31,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("resume")(run.resume)
+app.command("extend")(run.extend)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("onboard")(onboard.onboard)

@@ -1,4 +1,4 @@
-"""A run as a file: `fedquilt run config.toml`, and `fedquilt run runs/x/run.toml` to repeat one.
+"""A run as a file: `fedquilt run config.toml` (or .yaml), and `fedquilt run runs/x/run.toml` to repeat one.
 
 A configuration is a `run.toml` in which all but the scenario and the method may be left out:
 
@@ -32,13 +32,17 @@ from fedquilt.cli.settings import assign, spec_of
 if TYPE_CHECKING:
     from fedquilt.methods import Method
 
+ENDINGS = (".toml", ".yaml", ".yml")
 OPTIONS = {
     "rounds": int, "seed": int, "device": str, "engine": str, "clients_at_once": int, "evaluate_every": int,
     "alone": bool, "checkpoint_every": int, "out": str,
 }  # fmt: skip
 _TABLES = ("scenario", "method", "training", "merge", "readouts")
 # what a run notes of itself, which decides nothing when it is repeated
-_NOTED = ("format", "engines", "threads", "clients", "label_names", "fingerprint", "started", "model_code", "versions")
+_NOTED = (
+    "format", "engines", "threads", "clients", "label_names", "fingerprint", "started", "extended", "model_code",
+    "versions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Config:
 
 def read_config(path: Path, trust: bool) -> Config:
     """The configuration in a file; code that the `run.toml` of somebody else names is refused as `resume` does."""
-    known = _toml(path)
+    known = _read(path)
     for key in known:
         if key not in (*OPTIONS, *_TABLES, *_NOTED):
             raise Refused(f"{path}: {did_you_mean(key, [*OPTIONS, *_TABLES], 'setting of a run')}")
@@ -122,13 +126,29 @@ def _table(told: Any) -> dict[str, Any]:
     return {"name": told} if isinstance(told, str) else dict(told)
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
+    """A file's settings; YAML where its name says so."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; give a scenario and a method, or a run's or your own .toml")
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except ValueError as error:
+            raise Refused(f"{path} is not TOML: {error}") from None
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise Refused(f"{path} is not TOML: {error}") from None
+        import yaml
+    except ModuleNotFoundError:
+        raise Refused(
+            f"{path} needs PyYAML, which is not installed: pip install pyyaml; or write it as .toml"
+        ) from None
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise Refused(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise Refused(f"{path} says nothing of a run; write lines such as scenario: digits")
+    return found
 
 
 def _address(path: Path, scenario: Mapping[str, Any], trust: bool) -> str:

@@ -17,7 +17,8 @@ MethodName = Annotated[
 ScenarioOrConfig = Annotated[
     str,
     typer.Argument(
-        metavar="SCENARIO", help="A name (fedquilt list scenarios), path/to/file.py:function, or a .toml of a run."
+        metavar="SCENARIO",
+        help="A name (fedquilt list scenarios), path/to/file.py:function, or a run as .toml or .yaml.",
     ),
 ]
 Methods = Annotated[

@@ -1,4 +1,4 @@
-"""`fedquilt run SCENARIO METHOD`, `fedquilt run config.toml`, and `fedquilt resume DIR` to go on with one."""
+"""`fedquilt run SCENARIO METHOD`, `fedquilt run config.toml`, and `resume DIR` and `extend DIR` to go on with one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from fedquilt._util.suggest import did_you_mean
 from fedquilt.cli import options as opt
-from fedquilt.cli.config import Config, read_config
+from fedquilt.cli.config import ENDINGS, Config, read_config
 from fedquilt.cli.output import Refused, note, out, print_json
 from fedquilt.cli.progress import Outcome, ProgressBoard
 from fedquilt.cli.request import Choices, take_request
@@ -61,7 +61,7 @@ def run(
     of both, fedquilt run runs/first/run.toml, that run is repeated, with what else is said here on top.
     """
     at: dict[str, Any] = dict(context.params)
-    config = config_for(scenario, method, trust) if scenario.endswith(".toml") else None
+    config = config_for(scenario, method, trust) if scenario.endswith(ENDINGS) else None
     if config is None and method is None:
         raise Refused(f"name the method to run on '{scenario}' (fedquilt list methods)")
     said = _said(context)
@@ -97,6 +97,28 @@ def resume(
     with watched(watch, folder), ProgressBoard() as board:
         rounds, name = known["training"]["rounds"], known["method"]["name"]
         outcome = board.resume(name, rounds, lambda callbacks: go_on(folder, callbacks=callbacks, trust=trust))
+    tell(outcome, folder, quilt, json)
+
+
+def extend(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run that is finished.")],
+    rounds: Annotated[int, typer.Option("--rounds", "-r", metavar="N", help="How many rounds it shall have in all.")],
+    watch: opt.Watch = None,
+    quilt: Quilted = False,
+    trust: opt.Trust = False,
+    json: opt.AsJson = False,
+) -> None:
+    """Go on with a finished run until it has N rounds in all, to the same bits as if it had been so long at once.
+
+    Where a method, the learning rate or the scenario depends on how many rounds there are, that is said.
+    """
+    from fedquilt.runs.folder import RunFolder
+    from fedquilt.runs.run import extend as go_on
+
+    known = RunFolder(folder).read_settings()
+    with watched(watch, folder), ProgressBoard() as board:
+        name = known["method"]["name"]
+        outcome = board.resume(name, rounds, lambda callbacks: go_on(folder, rounds, callbacks=callbacks, trust=trust))
     tell(outcome, folder, quilt, json)
 
 

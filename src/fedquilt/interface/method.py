@@ -38,6 +38,7 @@ class Method:
     predicts_logits: ClassVar[bool] = True  # whether softmax makes probabilities of what `predict` gives
     needs_plain_sgd: ClassVar[bool] = False  # whether it reads gradients off the way that a client went
     needs_no_decay: ClassVar[bool] = False  # whether weight decay would move what its objective puts in place
+    depends_on_rounds: ClassVar[bool] = False  # whether what it does in a round depends on how many there will be
 
     # --- client half: what it holds, what it does ----------------------------------------------------------------
 

@@ -66,6 +66,7 @@ class Auto(Method):
     """
 
     name: ClassVar[str] = "auto"
+    depends_on_rounds: ClassVar[bool] = True
     lam: float = 0.3
     sure: float = 2.0
     sketch: int = 256

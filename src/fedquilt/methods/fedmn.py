@@ -89,6 +89,7 @@ class FedMN(Method):
     """
 
     name: ClassVar[str] = "fedmn"
+    depends_on_rounds: ClassVar[bool] = True
     blocks: Blocks | Mapping[str, Blocks] = (3, 3, 3)
     by: str = "device"
     width: int | None = None

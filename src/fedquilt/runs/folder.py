@@ -122,6 +122,26 @@ class RunFolder:
         with self._room():
             write_text(self.folder / "run.toml", text)
 
+    def check_by_itself(self) -> None:
+        """Refuse a run of a comparison, whose name says how long it is."""
+        told = self.folder.absolute().parent / "comparison.json"
+        if told.is_file() and self.folder.absolute().name in told.read_text(encoding="utf-8"):
+            raise ValueError(
+                f"'{self.folder}' is a run of a comparison, where all are equally long; run the comparison again with "
+                "more --rounds"
+            )
+
+    def reopen(self, longer: Mapping[str, Any], before: int) -> None:
+        """Make a finished run of `before` rounds one that is to go on, as the settings `longer` say.
+
+        After a kill in between it is a run that can be resumed, of the rounds before or of those after.
+        """
+        extended = [*longer.get("extended", []), before]
+        with self._room():
+            for name in (SUMMARY, CHECKSUMS):
+                (self.folder / name).unlink(missing_ok=True)
+            write_text(self.folder / "run.toml", to_toml({**longer, "extended": extended}))
+
     def round(self, federation: Federation, report: RoundReport) -> None:
         """Append a finished round."""
         names = [client.name for client in federation.scenario.clients]
@@ -243,7 +263,9 @@ class RunFolder:
             )
         self._code = same_code(self.folder, settings.get("model_code", {}), model_code(federation))
         found = load(self.folder / "checkpoint")
-        if found is not None and found[1]["of"] != self._identity:
+        lengths = [settings["training"]["rounds"], *settings.get("extended", [])]  # also as it was before it was longer
+        same = [identity({**settings, "training": {**settings["training"], "rounds": each}}) for each in lengths]
+        if found is not None and found[1]["of"] not in same:
             raise Damaged(
                 f"'{self.folder / 'run.toml'}' is not the one that its checkpoint was made with; it was left as it is"
             )

@@ -1,10 +1,11 @@
-"""Running: a scenario under a method with a seed, from the first round or from where it was interrupted."""
+"""Running: a scenario under a method with a seed, from the first round or on from where it ended."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,13 +111,62 @@ def resume(
         federation = rebuild(known, scenario or scenario_of(known, trust), trust)
         place.lock.take()
         try:
-            kept = place.restore(federation)
-            result = Run(federation, plans=kept.plans, folder=place.folder, earlier=kept.rows)
-            result.seconds = kept.more.get("seconds", 0.0)
-            result.bytes_up, result.bytes_down = [up for up, _ in kept.moved], [down for _, down in kept.moved]
-            return _finish(result, place, {key: known.get(key) for key in OPTIONS}, callbacks)
+            return _go_on(place, federation, known, callbacks)
         finally:
             place.lock.release()
+
+
+def extend(
+    folder: str | Path, rounds: int, scenario: Scenario | None = None, callbacks: Sequence[Callback] = (), *,
+    trust: bool = False,
+) -> Run:  # fmt: skip
+    """Go on with a finished run until it has so many rounds in all, to the same bits as if it had been so long at once.
+
+    Where the method, the learning rate or the scenario depends on how many rounds there are, it goes on by the new
+    number, and a warning says that the result is not that of a run of that length.
+    """
+    place = RunFolder(folder)
+    known = place.read_settings()
+    before, rounds = known["training"]["rounds"], whole(rounds, "rounds")
+    if not place.finished:
+        raise ValueError(f"the run in '{folder}' is not finished; go on with it first: fedquilt resume {folder}")
+    if rounds <= before:
+        raise ValueError(f"the run in '{folder}' has {before} rounds already; say how many in all, so more than that")
+    place.check_by_itself()
+    with _threads(known.get("threads")):
+        made = scenario or scenario_of(known, trust)
+        longer = {**known, "training": {**known["training"], "rounds": rounds}}
+        federation = rebuild(longer, made, trust)
+        reasons = _depends_on_rounds(federation)
+        if reasons:
+            told = f"{' and '.join(reasons)} on how many rounds there are"
+            warnings.warn(
+                f"this is not the same as a run of {rounds} rounds from the start: {told}, and that was {before}",
+                stacklevel=2,
+            )
+        place.lock.take()
+        try:
+            place.look(federation)  # all that could be wrong is, before the first byte is changed
+            place.reopen(longer, before)
+            return _go_on(place, federation, longer, callbacks)
+        finally:
+            place.lock.release()
+
+
+def _depends_on_rounds(federation: Federation) -> list[str]:
+    """What in a federation would have been different before, had there been more rounds to come."""
+    found = [f"the method '{federation.method.name}' depends"] if federation.method.depends_on_rounds else []
+    found += ["the learning rate depends"] if federation.training.decay_at and federation.training.decay != 1 else []
+    return found + (["the scenario depends"] if "rounds" in federation.scenario.origin.get("settings", {}) else [])
+
+
+def _go_on(place: RunFolder, federation: Federation, known: Mapping[str, Any], callbacks: Sequence[Callback]) -> Run:
+    """The rounds that are left after the last checkpoint of a run on disk."""
+    kept = place.restore(federation)
+    result = Run(federation, plans=kept.plans, folder=place.folder, earlier=kept.rows)
+    result.seconds = kept.more.get("seconds", 0.0)
+    result.bytes_up, result.bytes_down = [up for up, _ in kept.moved], [down for _, down in kept.moved]
+    return _finish(result, place, {key: known.get(key) for key in OPTIONS}, callbacks)
 
 
 def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], callbacks: Sequence[Callback]) -> Run:
@@ -164,6 +214,8 @@ def _alone(federation: Federation, folder: RunFolder | None, options: Mapping[st
         return resume(out, federation.scenario)
     if out is not None and RunFolder(out).finished:
         done = RunFolder(out)
+        if done.read_settings()["training"]["rounds"] < federation.training.rounds:  # the run was extended
+            return extend(out, federation.training.rounds, federation.scenario)
         empty = Federation(federation.scenario, Local(), federation.training, federation.seed, str(federation.device))
         return Run(empty, earlier=done.lines(METRICS), folder=done.folder)
     return run(
