@@ -18,8 +18,9 @@ from fedquilt.client import Change, Client
 from fedquilt.core.federation import Federation
 from fedquilt.deploy.device.device import Device
 from fedquilt.deploy.device.local import LocalTransport as Local
-from fedquilt.deploy.ops.client_processes import NodeProcesses, start_node
+from fedquilt.deploy.ops.client_processes import start_nodes
 from fedquilt.deploy.ops.create import create_from_scenario
+from fedquilt.deploy.ops.processes import Service
 from fedquilt.deploy.ops.runs import follow, new_spec, start_run
 from fedquilt.deploy.ops.server_processes import ServerSide
 from fedquilt.deploy.project import Address, Node, Project, Rounds, Transfer
@@ -69,7 +70,7 @@ class Network:
     def __init__(self, project: Project, but: Sequence[str] = ()) -> None:
         self.project, self.but = project, but
         self.server = ServerSide(project, gate=shutil.which("nginx") is not None)
-        self.nodes: dict[str, NodeProcesses] = {}
+        self.nodes: dict[str, Service] = {}
 
     def __enter__(self) -> Network:
         self.server.__enter__()
@@ -83,15 +84,15 @@ class Network:
 
     def __exit__(self, *_: object) -> None:
         for node in self.nodes.values():
-            if node.supernode.alive:
-                node.supernode.process.terminate()  # all at once, then each in turn
+            if node.alive:
+                node.process.terminate()  # all at once, then each in turn
         for node in self.nodes.values():
             node.stop()
         self.server.__exit__(None, None, None)
 
     def start(self, name: str) -> None:
         folder = self.project.client_folder(name)
-        self.nodes[name] = start_node(Node.read(folder), folder / "data.npz")
+        self.nodes[name] = start_nodes([Node.read(folder)], [folder / "data.npz"])
 
     def run(self, method: str, **options: Any) -> tuple[Path, dict[str, Any]]:
         spec = new_spec(self.project, method, **options)

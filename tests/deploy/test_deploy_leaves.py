@@ -16,10 +16,10 @@ import torch
 from deploy_help import digits_with_public, federate
 from safetensors.numpy import load_file
 
-from fedquilt.deploy.device.app import make_app
 from fedquilt.deploy.device.device import Device
+from fedquilt.deploy.device.node import ClientLoop
+from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.server.remote_clients import remote
-from fedquilt.deploy.transport.flower_records import read_record
 from fedquilt.deploy.transport.wire import pack, unpack
 from fedquilt.scenario import Scenario
 
@@ -131,22 +131,17 @@ def test_no_text_of_an_exception_leaves(
         assert unpack(answers[-1])[1]["code"] == "failed"
 
 
-def test_not_even_where_the_program_around_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
-    from flwr.app import Context, Message, RecordDict
-    from flwr.supercore.task_identity import TaskIdentity
-
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+def test_not_even_where_the_program_around_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = create_from_scenario(tmp_path / "fed", digits_with_public(clients=2))
+    folder = project.client_folder("client-0")
+    loop = ClientLoop(folder, folder / "data.npz", print)
 
     def fail(_: bytes) -> bytes:
         raise RuntimeError(SECRET)
 
-    asked = Message(RecordDict(), dst_node_id=1, message_type="train", group_id="1", ttl=60)
-    asked.metadata.__dict__["_message_id"] = "1"
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    answer = make_app(fail)(message=asked, context=context)
-    assert not answer.has_error()
-    assert read_record(answer) == b""
-    assert "Traceback" in capfd.readouterr().err
+    monkeypatch.setattr(loop.device, "handle", fail)
+    assert loop._answer(b"letter") == b""
+    assert SECRET in (folder / "node.log").read_text()
 
 
 def test_a_letter_brings_nothing_of_others_but_their_circles(tmp_path: Path) -> None:

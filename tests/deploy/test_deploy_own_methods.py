@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from deploy_help import LocalPost, digits_with_public, same_rows, simulate
 
-from fedquilt.deploy.device.task_worker import check
+from fedquilt.deploy.device.check_folder import check
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.ops.runs import new_spec
 from fedquilt.deploy.project import Node, Project, Rounds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -92,25 +93,31 @@ def server(
 
 @deploy_app.command()
 def client(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder, DIR/clients/NAME.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="The client's folder, DIR/clients/NAME.")],
     data: Annotated[Path | None, typer.Option(help="Its data: x_train, y_train, ... (else data.npz there).")] = None,
 ) -> None:
-    """Run a client until it is ended. Its data stay here; a process that dies is started again."""
+    """Run a client until it is ended, or several in one process. Their data stay here."""
     with flower():
-        import flwr  # noqa: F401
+        from fedquilt.deploy.ops.client_processes import LOG, Care
+        from fedquilt.deploy.project import Node, loose
 
-        from fedquilt.deploy.ops.client_processes import Care, check
-        from fedquilt.deploy.ops.keys import loose
-        from fedquilt.deploy.project import Node
-
-    node = Node.read(folder)
-    warn(node.warning)
-    warn(loose(node.folder / "node.key"))
-    data = data or folder / "data.npz"
+        if find_spec("flwr") is None:
+            raise ModuleNotFoundError("no flwr", name="flwr")
+    if data is not None and len(folders) > 1:
+        raise ValueError("--data goes with one client; several have their data.npz each in its own folder")
+    nodes = [Node.read(folder) for folder in folders]
+    all_data = [data or folder / "data.npz" for folder in folders]
+    for file in all_data:
+        if not file.is_file():
+            raise FileNotFoundError(f"the data file {file} does not exist; name it with --data")
+    for warning in dict.fromkeys(node.warning for node in nodes):
+        warn(warning)
+    for node in nodes:
+        warn(loose(node.folder / "node.key"))
     with until_ended():
-        say(check(node, data))
-        say(f"it talks to {node.host}:{node.port}; its log is {folder / 'node.log'}. End with Ctrl-C.")
-        for sentence in Care(node, data).keep_running():
+        where = f"{nodes[0].host}:{nodes[0].port}"
+        say(f"talking to {where}; details are in {folders[0] / LOG}. End with Ctrl-C.")
+        for sentence in Care(nodes, all_data).keep_running():
             say(f"{time.strftime('%H:%M:%S')} {sentence}")
 
 

@@ -263,6 +263,13 @@ class Node:
         write_toml(self.folder / CLIENT, content | ({"methods": {"allow": self.allow}} if self.allow else {}))
 
 
+def loose(path: Path) -> str | None:
+    """What the owner of a key that others can read must hear, or None."""
+    if not path.is_file() or not path.stat().st_mode & 0o077:
+        return None
+    return f"{path} can be read by other accounts of this machine; take that away with: chmod 600 {path}"
+
+
 def warning(tls: bool, authentication: bool) -> str | None:
     """What somebody who switched protection off must read, or None."""
     if not tls:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,15 @@ from fedquilt.readouts import named
 _ROW, _MEMORY = "row", "memory/"
 
 
-class Device:
-    """One client on its own machine."""
+def _to_standard_error(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
-    def __init__(self, folder: Path, data: Path) -> None:
-        self.node = Node.read(folder)
+
+class Device:
+    """One client on its own machine; `note` takes a line for its own log."""
+
+    def __init__(self, folder: Path, data: Path, note: Callable[[str], None] = _to_standard_error) -> None:
+        self.node, self.note = Node.read(folder), note
         self.client = load_client(self.node, data)
         self.allowed = allowed_methods(self.node)
         files = (folder / "common.npz", folder / "public_test.npz")
@@ -60,9 +64,9 @@ class Device:
         except Refused as refusal:
             refused = refusal
         except Exception:
-            traceback.print_exc()
+            self.note(traceback.format_exc())
             refused = Refused("failed")
-        print(f"no update was made: {refused}", file=sys.stderr, flush=True)
+        self.note(f"no update was made: {refused}")
         return pack({}, {"code": refused.code} | echo)
 
     def _hello(self, text: Mapping[str, Any]) -> tuple[Arrays, Text]:
@@ -79,7 +83,7 @@ class Device:
     def _round(self, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> tuple[Arrays, Text]:
         """One round: look at what was received, train, and stage what must be kept. The last letter only looks."""
         if text["refused"]:
-            print(f"the server left out the update of a round: {REASONS[text['refused']]}", file=sys.stderr, flush=True)
+            self.note(f"the server left out the update of a round: {REASONS[text['refused']]}")
         if not plain_name(text["run"]):  # it becomes the name of a folder here
             raise Refused("bad-letter")
         down = read_down(arrays, text)

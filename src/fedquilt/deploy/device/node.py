@@ -1,149 +1,172 @@
-"""A client's node: Flower's SuperNode, which takes letters from the server, with a heart that can be heard.
+"""The process of a device, or of a site with many: each client asks the server for letters, and answers them.
 
-By itself SuperNode leaves its loop at any answer that it does not know, and its process stays, alive and idle, for
-ever. Here each time that the server was asked for letters is a beat. When none came for a while, the server is asked by
-another way what is wrong: that is written down for the device's owner, and if nothing is, the process ends, so that
-whoever started it starts it again. It also asks more often while a run is on, and waits less for the worker.
+A client's loop has no end: whatever goes wrong is told to its owner, and tried again after pauses that grow. So a
+server that is away, busy or somebody else for a while costs that while. Between two letters the server is asked the
+more seldom, the longer there was none: quick rounds are answered quickly, and idle clients cost little.
+
+What the owner should know goes to standard output, a line each, with the client's name where there are several; the
+rest to `node.log` of the client's folder.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import ssl
+import signal
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from base64 import b64encode
-from datetime import UTC, datetime
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from fedquilt._util.files import write_text
-from fedquilt.deploy.ops.client_processes import BEAT, WHY
+from fedquilt._util.lock import Held, Lock
+from fedquilt._util.turns import one_at_a_time
+from fedquilt.deploy.device.check_folder import check
+from fedquilt.deploy.device.device import Device
+from fedquilt.deploy.device.fleet import BEAT_EVERY, Fleet, reason
+from fedquilt.deploy.ops.client_processes import BEAT, LOG, REFUSED
+from fedquilt.deploy.ops.processes import rotate
 from fedquilt.deploy.project import Node
 
-_SILENT, _LOST = 15.0, 45.0  # seconds without a beat after which the server is asked why, and the node ends
-_BUSY, _OFTEN, _SELDOM = 60.0, 0.5, 3.0  # so long after a letter the server is asked often
+_SHARE, _OFTEN, _SELDOM = 0.2, 0.1, 3.0  # the next question after this share of the time without a letter; seconds
+_LONGEST = 10.0  # seconds between two attempts where waiting helps
+_LONGEST_FOR_GOOD = 240.0  # and where somebody has to do something
+_GLITCH = 5.0  # seconds of trouble that nobody needs to hear of
 
 
-class Heart:
-    """When the server was last asked for letters with success, and when there was one."""
+def pause_after(silent: float) -> float:
+    """Seconds until the server is asked again, that long after the last letter.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.last, self.letter = time.monotonic(), 0.0
+    >>> [pause_after(silent) for silent in (0.1, 2.0, 10.0, 3600.0)]
+    [0.1, 0.4, 2.0, 3.0]
+    """
+    return min(_SELDOM, max(_OFTEN, _SHARE * silent))
 
-    def beat(self, letter: bool = False) -> None:
+
+class ClientLoop:
+    """One client: its device, and its connection to the server."""
+
+    def __init__(self, folder: Path, data: Path, say: Callable[[str], None]) -> None:
+        self.node = Node.read(folder)
+        self.say, self.log = say, folder / LOG
+        self.device = Device(folder, data, self.note)
+        self.fleet = Fleet(self.node)
+        self.over = threading.Event()
+        self._known = ""  # the trouble that the owner was told of
+        self._since: float | None = None  # when trouble began
+
+    def note(self, text: str) -> None:
+        """A line in the client's own log, with its time."""
+        rotate(self.log)
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now().isoformat(' ', 'seconds')} {text}\n")
+
+    def run(self) -> None:
+        """Until it is over: comes in, takes letters, and tries again whatever happens."""
+        threading.Thread(target=self._beat, daemon=True).start()
+        pause, letter_at = 0.5, time.monotonic() - 60
+        while not self.over.is_set():
+            try:
+                if not self.fleet.number:
+                    self.fleet.come_in()
+                    self._since = self._since or 0.0  # being let in is news
+                letter = self.fleet.letter()
+                self._well()
+                if letter is not None:
+                    start = time.monotonic()
+                    answer = self._answer(letter.content)
+                    self.fleet.answer(letter, answer, time.monotonic() - start)
+                    letter_at = time.monotonic()
+                pause = 0.5
+                self.over.wait(pause_after(time.monotonic() - letter_at))
+            except Exception as error:
+                lasting = self._trouble(error)
+                self.over.wait(pause)
+                pause = min(2 * pause, _LONGEST_FOR_GOOD if lasting else _LONGEST)
+        self.fleet.leave()
+
+    def _answer(self, letter: bytes) -> bytes:
+        """An empty answer where the device's own program fails: no text of an exception leaves it."""
+        try:
+            with one_at_a_time:
+                return self.device.handle(letter)
+        except Exception:
+            self.note(traceback.format_exc())
+            return b""
+
+    def _beat(self) -> None:
+        """A thread's work: that the client is there, also while it trains. One that the server has forgotten comes in
+        again; other trouble is the loop's to tell."""
+        while not self.over.wait(BEAT_EVERY):
+            try:
+                if self.fleet.number and not self.fleet.beat():
+                    self.fleet.number = 0
+            except Exception as error:
+                self.note(f"the server was not told that this client is there ({type(error).__name__})")
+
+    def _well(self) -> None:
         """The server has answered."""
-        self.last = time.monotonic()
-        self.letter = self.last if letter else self.letter
-        (self.folder / BEAT).touch()
-        if (self.folder / WHY).exists():
-            (self.folder / WHY).unlink(missing_ok=True)
+        if self._known or self._since == 0.0:
+            self.say("the server is there")
+        self._known, self._since = "", None
 
-    @property
-    def silent(self) -> float:
-        """Seconds since the last beat."""
-        return time.monotonic() - self.last
-
-    def sleep(self, seconds: float) -> None:
-        """The pauses of SuperNode's loop: a long one between two questions, short ones while the worker is at work."""
-        if seconds >= 1:
-            seconds = _OFTEN if time.monotonic() - self.letter < _BUSY else _SELDOM
-        else:
-            self.beat()
-            seconds = min(seconds, 0.1)
-        time.sleep(seconds)
+    def _trouble(self, error: Exception) -> bool:
+        """Tells the owner what is wrong, once, if it is more than a glitch; whether waiting alone will not mend it."""
+        why, lasting = reason(error, self.node)
+        now = time.monotonic()
+        self._since = self._since or now
+        if why != self._known and (lasting or now - self._since > _GLITCH):
+            self.say(why)
+            self._known = why
+        self.note(f"{why} ({type(error).__name__})")
+        if lasting:
+            self.fleet.number = 0  # once it is let in again, it says so
+        return lasting
 
 
-def what_is_wrong(node: Node) -> str:
-    """Why the server cannot be talked to, as a sentence for the device's owner; empty where nothing is wrong."""
-    where = f"{node.host}:{node.port}"
-    context = ssl.create_default_context(cafile=str(node.folder / "ca.crt")) if node.tls else None
-    url = f"{'https' if node.tls else 'http'}://{where}/v1/fleet/pull-messages"
-    headers = signed(node.folder / "node.key") if node.authentication else {}
-    request = urllib.request.Request(url, data=b"", headers={"content-type": "application/protobuf", **headers})
-    try:
-        urllib.request.urlopen(request, context=context, timeout=10).close()
-    except urllib.error.HTTPError as error:
-        return _said(error) if error.code in (401, 403, 413) else "" if error.code < 500 else f"{where} is busy"
-    except urllib.error.URLError as error:
-        reason = error.reason
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            return f"the certificate of {where} is not accepted: {reason.verify_message}"
-        if isinstance(reason, socket.gaierror):
-            return f"the name {node.host} is not known; look at host in client.toml and at this device's network"
-        return f"{where} cannot be reached: {reason}"
-    except OSError as error:
-        return f"{where} cannot be reached: {error}"
-    return ""
-
-
-def signed(key: Path) -> dict[str, str]:
-    """The headers by which a request shows whose it is."""
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-
-    private: Any = load_ssh_private_key(key.read_bytes(), password=None)
-    stamp = datetime.now(UTC).isoformat()
-    return {
-        "flwr-public-key": b64encode(public_key_to_bytes(private.public_key())).decode(),
-        "flwr-timestamp": stamp,
-        "flwr-signature": b64encode(sign_message(private, stamp.encode())).decode(),
-    }
-
-
-def _said(error: urllib.error.HTTPError) -> str:
-    """Why the server sends this client away; the gate in front of it knows registered keys only, and says nothing."""
-    try:
-        detail = json.loads(error.read()).get("detail", "")
-    except (ValueError, AttributeError, OSError):
-        detail = ""
-    return f"the server sends this client away: {detail or 'its key is not registered there'}"
-
-
-def listen(heart: Heart, node: Node) -> None:
-    """A thread's work: asks what is wrong when the heart is silent, and ends the process when nothing is."""
-    while True:
-        time.sleep(5)
-        if heart.silent > _SILENT:
-            why = what_is_wrong(node)
-            if heart.silent > _SILENT:
-                write_text(node.folder / WHY, why or "the node was idle although the server is there")
-            if not why and heart.silent > _LOST:
-                os._exit(75)
+def serve(folders: Sequence[Path], all_data: Sequence[Path]) -> None:
+    """Runs the clients of some folders in this process until it is told to end."""
+    loops = []
+    for folder, data in zip(folders, all_data, strict=True):
+        name = "" if len(folders) == 1 else f"{Node.read(folder).name}: "
+        loops.append(ClientLoop(folder, data, lambda line, name=name: print(name + line, flush=True)))  # type: ignore[misc]
+    ended = threading.Event()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, lambda *_: ended.set())
+    threads = [threading.Thread(target=loop.run, daemon=True) for loop in loops]
+    for thread in threads:
+        thread.start()
+    while not ended.wait(BEAT_EVERY / 2):
+        (folders[0] / BEAT).touch()  # whoever started this process sees that it moves
+    for loop in loops:
+        loop.over.set()
+    end = time.monotonic() + 5
+    for loop, thread in zip(loops, threads, strict=True):
+        thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():  # it trains
+            loop.fleet.leave()
 
 
 def main() -> None:
-    """`python -m fedquilt.deploy.device.node FOLDER ...`: the other words are those of flower-supernode."""
-    from types import SimpleNamespace
-
-    from flwr.supernode import start_client_internal as loop
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
-    node = Node.read(Path(sys.argv.pop(1)))
-    heart = Heart(node.folder)
-    pull: Any = vars(loop)["_pull_and_store_message"]
-
-    def beating(*args: Any, **kwargs: Any) -> Any:
-        found = pull(*args, **kwargs)
-        heart.beat(found is not None)
-        return found
-
-    vars(loop).update(_pull_and_store_message=beating, time=SimpleNamespace(sleep=heart.sleep, time=time.time))
-    threading.Thread(target=listen, args=(heart, node), daemon=True).start()
-    try:
-        flower_supernode()
-    except BaseException as error:
-        why = what_is_wrong(node)
-        again = "another process uses its key, or it was ended less than a minute ago"
-        write_text(node.folder / WHY, why or (again if isinstance(error, SystemExit) else f"{type(error).__name__}"))
-        print(f"{datetime.now().isoformat(' ', 'seconds')} the node ended: {error!r}", file=sys.stderr, flush=True)
-    os._exit(1)
+    """`python -m fedquilt.deploy.device.node FOLDER DATA [FOLDER DATA ...]`."""
+    words = [Path(word) for word in sys.argv[1:]]
+    folders, all_data = words[::2], words[1::2]
+    with ExitStack() as stack:
+        for folder, data in zip(folders, all_data, strict=True):
+            wrong = check(folder, data)
+            try:
+                lock = Lock(folder)
+                lock.take()
+                stack.callback(lock.release)
+            except Held as error:
+                wrong = wrong or str(error)
+            if wrong:
+                print(f"{REFUSED}{wrong}", flush=True)
+                os._exit(2)
+        serve(folders, all_data)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,148 +1,90 @@
-"""A client's machine: its worker and its SuperNode, started again when one of them ends, until somebody ends us."""
+"""A device, or a site with many: the process of its clients, started again when it ends, until somebody ends us."""
 
 from __future__ import annotations
 
 import os
-import secrets
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedquilt.deploy.ops.keys import write_private
-from fedquilt.deploy.ops.processes import Service, environment, free_port
+from fedquilt.deploy.ops.processes import Service, environment
 from fedquilt.deploy.project import Node
 
-BEAT, WHY = "node.beat", "node.why"  # files by which a node's process says how it is
+BEAT, LOG = "node.beat", "node.log"  # a file that the process touches while it moves; what it has to say in detail
+REFUSED = "refused: "  # before the sentence about why it cannot start at all
 _LONGEST_PAUSE = 240.0  # seconds
-_HUNG = 300.0  # seconds without a beat after which a node is ended from outside
+_HUNG = 120.0  # seconds without a beat after which a process is ended from outside
+_CALM = 120.0  # seconds that it must have lived for the pauses to be short again
 
 
-@dataclass
-class NodeProcesses:
-    """The two processes of a client."""
-
-    worker: Service
-    supernode: Service
-
-    @property
-    def alive(self) -> bool:
-        """Whether both run."""
-        return self.worker.alive and self.supernode.alive
-
-    def stop(self) -> None:
-        """Ends both, the node first, which says goodbye to the server."""
-        self.supernode.stop()
-        self.worker.stop()
-
-    def kill(self) -> None:
-        """Ends both at once, as a power cut would."""
-        self.supernode.kill()
-        self.worker.kill()
-
-
-def start_node(node: Node, data: Path) -> NodeProcesses:
-    """Starts a client. All that its two processes say to each other stays on the loopback address, and a secret in a
-    file that only its owner can read keeps other processes of the device out."""
-    port = free_port()
-    secret = node.folder / "runtime.secret"
-    secret.unlink(missing_ok=True)
-    write_private(secret, secrets.token_bytes(32))
-    command = [sys.executable, "-m", "fedquilt.deploy.device.node", str(node.folder)]
-    command += ["--superlink", f"{node.host}:{node.port}"]
-    command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    if node.tls:
-        command += ["--root-certificates", str(node.folder / "ca.crt")]
-    else:
-        command += ["--insecure"]
-    if node.authentication:
-        command += ["--auth-supernode-private-key", str(node.folder / "node.key")]
-    env = environment(node.folder / "flower")
+def start_nodes(nodes: Sequence[Node], all_data: Sequence[Path]) -> Service:
+    """Starts the process of some clients; what their owner should know comes on its standard output."""
+    first = nodes[0].folder
+    command = [sys.executable, "-m", "fedquilt.deploy.device.node"]
+    for node, data in zip(nodes, all_data, strict=True):
+        command += [str(node.folder), str(data.resolve())]
+    env = environment(first / "flower")
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
-    log = node.folder / "node.log"
-    work = [
-        sys.executable,
-        "-m",
-        "fedquilt.deploy.device.task_worker",
-        str(node.folder),
-        str(data.resolve()),
-        f"127.0.0.1:{port}",
-    ]
-    worker = Service.start(f"worker of client '{node.name}'", work, log, env)
-    return NodeProcesses(worker, Service.start(f"client '{node.name}'", command, log, env))
-
-
-def check(node: Node, data: Path) -> str:
-    """One line about the client, or what is wrong with its data or model as an error.
-
-    It is found out in a process of its own, so that the one that watches over the client stays small.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "fedquilt.deploy.device.task_worker",
-        str(node.folder),
-        str(data.resolve()),
-        "--check",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["the client cannot be started"]
-        raise ValueError(said[-1])
-    return done.stdout.strip()
+    what = f"client '{nodes[0].name}'" + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
+    return Service.start(what, command, first / LOG, env, stdout=subprocess.PIPE)
 
 
 @dataclass
 class Care:
-    """What happens to a client: a sentence for each thing that its owner should know."""
+    """Watches over the clients of some folders; what happens to them is a sentence each."""
 
-    node: Node
-    data: Path
-    pause: float = 5.0
-    processes: NodeProcesses | None = None
+    nodes: Sequence[Node]
+    all_data: Sequence[Path]
+    pause: float = 2.0
 
     def keep_running(self) -> Iterator[str]:
-        """Starts the client again whenever one of its processes has ended or does nothing any more, and says so.
+        """Starts the process again whenever it has ended or does nothing any more, and says so.
 
-        A node that was killed is refused until the server has noticed that it was gone (about a minute), so a few
-        refusals in a row are normal. The pauses grow to some minutes, and are short again once the server was reached.
+        What is wrong with a folder or its data is an error at the first start; later, when somebody has changed
+        something, a sentence. The pauses grow to some minutes, and are short again once it has run for a while.
         """
-        pause = self.pause
+        pause, first = self.pause, True
         while True:
-            (self.node.folder / BEAT).unlink(missing_ok=True)
-            self.processes = start_node(self.node, self.data)
+            service = start_nodes(self.nodes, self.all_data)
+            start = time.monotonic()
+            wrong = ""
             try:
-                yield "started"
-                yield from self._watch(self.processes)
-                pause = self.pause if (self.node.folder / BEAT).exists() else min(2 * pause, _LONGEST_PAUSE)
+                for line in self._lines(service):
+                    if line.startswith(REFUSED):
+                        wrong = line.removeprefix(REFUSED)
+                    else:
+                        yield line
             finally:
-                self.processes.stop()
-            yield f"{self._why() or 'one of its processes ended; node.log says why'}; trying again in {pause:.0f} s"
+                service.stop()
+            if wrong and first:
+                raise ValueError(wrong)
+            first = False
+            pause = self.pause if time.monotonic() - start > _CALM else min(2 * pause, _LONGEST_PAUSE)
+            yield f"{wrong or self._last_words(service)}; it is started again in {pause:.0f} s"
             time.sleep(pause)
 
-    def _watch(self, processes: NodeProcesses) -> Iterator[str]:
-        """Until a process ends or does nothing any more: that the server is there, and why it is not."""
-        start, known, there = time.time(), "", False
-        while processes.alive:
-            beat = self.node.folder / BEAT
-            last = beat.stat().st_mtime if beat.exists() else start
-            why = self._why()
-            if why and why != known:
-                yield why
-            if beat.exists() and not why and (known or not there):
-                yield "the server is there"
-                there = True
-            known = why
-            if time.time() - last > _HUNG and not why:
+    def _lines(self, service: Service) -> Iterator[str]:
+        """What the process says, until it ends or does nothing any more."""
+        pipe, rest = service.process.stdout, b""
+        assert pipe is not None
+        beat, start = self.nodes[0].folder / BEAT, time.time()
+        while True:
+            if select.select([pipe], [], [], 5)[0]:
+                found = os.read(pipe.fileno(), 65536)
+                if not found:
+                    return
+                *whole, rest = (rest + found).split(b"\n")
+                yield from (line.decode(errors="replace") for line in whole)
+            last = max(start, beat.stat().st_mtime) if beat.exists() else start
+            if time.time() - last > _HUNG:
+                yield f"the process has not moved for {_HUNG:.0f} s"
+                service.kill()
                 return
-            time.sleep(0.5)
 
-    def _why(self) -> str:
-        path = self.node.folder / WHY
-        try:
-            return path.read_text()
-        except FileNotFoundError:
-            return ""
+    def _last_words(self, service: Service) -> str:
+        words = service.tail(1).strip()
+        return "its process ended" + (f", after these words: {words[:200]}" if words else "")

@@ -34,13 +34,6 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def loose(path: Path) -> str | None:
-    """What the owner of a key that others can read must hear, or None."""
-    if not path.is_file() or not path.stat().st_mode & 0o077:
-        return None
-    return f"{path} can be read by other accounts of this machine; take that away with: chmod 600 {path}"
-
-
 def make_authority(folder: Path) -> None:
     """Writes `ca.key` and `ca.crt`: the private authority that vouches for the server."""
     key = ec.generate_private_key(ec.SECP256R1())

@@ -70,16 +70,19 @@ class Service:
     log: Path
 
     @staticmethod
-    def start(name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> Service:
-        """Starts a command in a process group of its own, its output appended to a log file."""
+    def start(
+        name: str, command: Sequence[str], log: Path, env: Mapping[str, str], stdout: int | None = None
+    ) -> Service:
+        """Starts a command in a process group of its own, its output appended to a log file; on wish its standard
+        output goes elsewhere."""
         log.parent.mkdir(parents=True, exist_ok=True)
         rotate(log)
         with log.open("ab") as out:
             process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
+                stdout=out if stdout is None else stdout,
+                stderr=out,
                 env=dict(env),
                 start_new_session=True,
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
@@ -111,6 +114,8 @@ class Service:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
 
     def tail(self, lines: int = 15) -> str:
         """The end of the log, for an error message."""

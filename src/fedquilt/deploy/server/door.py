@@ -27,7 +27,6 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 
 from fedquilt.deploy.project import Project
 
-PROBE = "/v1/fleet/pull-messages"  # with an empty body, which Flower never sends
 SECRET_HEADER = "x-fedquilt-operator"
 REFUSED = "refused.jsonl"
 AHEAD, BEHIND = 60.0, 300.0  # seconds that a client's clock may be off
@@ -69,9 +68,6 @@ class Door:
         except Closed as closed:
             self._note(closed)
             await _answer(send, closed.status, closed.reason)
-            return
-        if scope["path"] == PROBE and headers.get("content-length") == "0":  # a client only asks whether it may
-            await _answer(send, 200, "come in")
             return
 
         async def tell(message: MutableMapping[str, Any]) -> None:
