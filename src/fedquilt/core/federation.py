@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,6 +22,7 @@ from fedquilt.core.merge_rules import with_server_client
 from fedquilt.core.server import Server
 from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
+from fedquilt.core.virtual_time import Answers, make_clock
 from fedquilt.engines.settings import Training
 from fedquilt.interface.messages import Passed, Roster, counted
 from fedquilt.interface.method import Method
@@ -43,6 +44,8 @@ class RoundReport:
     participants: tuple[int, ...]
     seconds: float
     refused: int | None  # updates left out so far; None where nobody looked: it would make a GPU wait
+    clock: float | None = None  # virtual seconds since the start, where clients declare what they are made of
+    late: tuple[int, ...] = ()  # who took part and was too late
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -100,6 +103,9 @@ class Federation:
         self.server = Server(
             method, roster, self.backend.first_values, rule, self.device, self.backend.probabilities
         )  # fmt: skip
+        changing = any(client.changes for client in scenario.clients)
+        passes = self.backend.passes if isinstance(self.backend, Simulation) else 0
+        self.clock = make_clock(self.training, method, self.server, passes, changing) if passes else None
 
     def _simulated(self, engine: str, clients_at_once: int | None) -> Simulation:
         simulation = Simulation(self.scenario.clients, self.terms, self.device, engine, clients_at_once)
@@ -118,13 +124,13 @@ class Federation:
         """How many rounds are over."""
         return self.server.round
 
-    def sample_clients(self, round_: int) -> tuple[int, ...]:
-        """Who takes part in a round: a function of the seed and the round alone."""
+    def sample_clients(self, round_: int, busy: Set[int] = frozenset()) -> tuple[int, ...]:
+        """Who takes part in a round, beside those who are at work still: a function of the seed and the round."""
         clients = len(self.scenario.clients)
-        if self.training.share == 1:
-            return tuple(range(clients))
-        number = max(1, round(self.training.share * clients))
-        chosen = some_of(clients, number, key_of("participants", self.seed, round_))
+        number = max(1, round(self.training.share * clients)) - len(busy)
+        free = [i for i in range(clients) if i not in busy] if busy else range(clients)
+        some = some_of(len(free), number, key_of("participants", self.seed, round_)) if number > 0 else ()
+        chosen = tuple(free[i] for i in some)
         trusted = self.server.merging.trusted  # they are the measure of all others, so they are always there
         return chosen if trusted is None else tuple(sorted({*chosen, *trusted.nonzero()[:, 0].tolist()}))
 
@@ -137,11 +143,9 @@ class Federation:
             self.backend.turn(self.server, round_)
             scored = round_ - self.backend.late  # the round whose scores come in this one
             due = evaluate and self._due(scored)
-            chosen = self.sample_clients(round_)
-            pairs = self.backend.exchange(self.server, chosen, self.readouts if due else ())
-            passed = [Passed.of(down, up) for down, up in pairs]
-            moved = partial(counted, self.server.plan, self.server.sizes, passed)
-            self.server.merge([up for _, up in pairs])
+            answers = self._exchange(round_, self.readouts if due else ())
+            moved = partial(counted, self.server.plan, self.server.sizes, answers.passed)
+            self.server.merge(answers.ups)
             last = scored == self.training.rounds
             evaluations = tuple(self.evaluate(last)) if due else ()
         return RoundReport(
@@ -150,10 +154,19 @@ class Federation:
             self.server.plan,
             moved,
             evaluations,
-            tuple(sorted(i for each in passed for i in each.ids)),
+            tuple(sorted(i for up in answers.ups for i in up.ids)),
             time.perf_counter() - start,
             int(self.server.refused.sum()) if due or self.device.type == "cpu" else None,
+            None if self.clock is None else self.clock.now,
+            answers.late,
         )
+
+    def _exchange(self, round_: int, readouts: Sequence[Readout]) -> Answers:
+        """What the clients of a round send, all of it or what is there in time."""
+        if self.clock is not None:
+            return self.clock.exchange(self.server, self.backend, self.sample_clients(round_, self.clock.busy()))
+        pairs = self.backend.exchange(self.server, self.sample_clients(round_), readouts)
+        return Answers([up for _, up in pairs], [Passed.of(down, up) for down, up in pairs])
 
     def _due(self, round_: int) -> bool:
         """Whether clients are looked at after a round."""

@@ -22,6 +22,9 @@ class Training:
     `decay_at=(0.5, 0.75), decay=0.1` is a step schedule over rounds. `share` is the part of the clients chosen in each
     round. The optimiser's state is fresh in each round, as in FedAvg.
 
+    In a simulation whose clients declare `speed` and `bandwidth`, a round closes after `deadline` virtual seconds, or,
+    semi-asynchronously, with so many `arrivals` (0: it waits for all); what is late then counts (1 + s)^-`staleness`.
+
     >>> Training(lr=1.0, decay_at=(0.5,), decay=0.1, rounds=10).rate(6)
     0.1
     """
@@ -39,6 +42,9 @@ class Training:
     decay: float = 1.0
     decay_at: tuple[float, ...] = ()
     share: float = 1.0
+    deadline: float = 0.0
+    arrivals: int = 0
+    staleness: float = 0.5
 
     def __post_init__(self) -> None:
         def refuse(what: str) -> None:
@@ -47,8 +53,8 @@ class Training:
         for key in (f.name for f in fields(self)):
             object.__setattr__(self, key, python(getattr(self, key)))
         for keys, kind, told in (
-            (("rounds", "epochs", "batch"), Integral, "a whole number"),
-            (("lr", "momentum", "weight_decay", "eps", "decay", "share"), Real, "a number"),
+            (("rounds", "epochs", "batch", "arrivals"), Integral, "a whole number"),
+            (("lr", "momentum", "weight_decay", "eps", "decay", "share", "deadline", "staleness"), Real, "a number"),
         ):
             for key in keys:
                 value = getattr(self, key)
@@ -77,6 +83,9 @@ class Training:
             refuse(f"betas={self.betas} must be two numbers in [0, 1)")
         if not 0 < self.share <= 1:
             refuse(f"share={self.share} must be above 0 and at most 1")
+        for key in ("deadline", "arrivals", "staleness"):
+            if not 0 <= getattr(self, key) < math.inf:
+                refuse(f"{key}={getattr(self, key)} must be a number from 0 up")
         if not 0 < self.decay <= 1 or any(not 0 < at < 1 for at in self.decay_at):
             refuse("decay must be in (0, 1] and decay_at shares of the rounds between 0 and 1")
 

@@ -70,6 +70,7 @@ class Curve:
     rounds: Sequence[int]
     accuracy: Sequence[float]
     megabytes: Sequence[float] | None = None
+    clock: Sequence[float] | None = None  # virtual seconds, where clients declare their hardware
 
 
 @dataclass(frozen=True)

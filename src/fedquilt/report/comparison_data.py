@@ -122,12 +122,14 @@ def _alone(run: RunFiles, reading: Reading | None) -> dict[str, float]:
 
 
 def _curve(run: RunFiles, series: Series) -> Curve:
-    moved = None
+    moved, clock = None, None
     if run.traffic is not None:
         total = np.cumsum((run.traffic.up + run.traffic.down).sum(axis=1))
         place = np.searchsorted(run.traffic.rounds, series.rounds, side="right") - 1
         moved = np.where(place < 0, 0.0, total[np.maximum(place, 0)]).tolist()
-    return Curve(series.rounds, known_mean(series.filled().T).tolist(), moved)
+        if run.traffic.clock is not None:
+            clock = np.where(place < 0, 0.0, run.traffic.clock[np.maximum(place, 0)]).tolist()
+    return Curve(series.rounds, known_mean(series.filled().T).tolist(), moved, clock)
 
 
 def _method_view(
@@ -139,6 +141,7 @@ def _method_view(
     rounds = sorted({at for curve in curves for at in curve.rounds})
     accuracy = np.stack([at_rounds(c.rounds, np.array(c.accuracy)[:, None], rounds)[:, 0] for c in curves])
     moved = [at_rounds(c.rounds, np.array(c.megabytes)[:, None], rounds)[:, 0] for c in curves if c.megabytes]
+    times = [at_rounds(c.rounds, np.array(c.clock)[:, None], rounds)[:, 0] for c in curves if c.clock]
     final = np.array([[scores[s].get(c, math.nan) for c in clients] for s in scores])
     both = [s for s in scores if s in lone]
     gain = np.array([[scores[s].get(c, math.nan) - lone[s].get(c, math.nan) for c in clients] for s in both])
@@ -151,6 +154,7 @@ def _method_view(
         "low": _rounded(low),
         "high": _rounded(high),
         "megabytes": _rounded(known_mean(np.stack(moved))) if moved else None,
+        "clock": _rounded(known_mean(np.stack(times))) if times else None,
         "final": packed(known_mean(final).astype(np.float32)),
         "gain": packed(known_mean(gain).astype(np.float32)) if both and not np.isnan(gain).all() else None,
     }

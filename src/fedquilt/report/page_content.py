@@ -143,7 +143,16 @@ def client_traffic(group: Group, clients: Sequence[str]) -> dict[str, Any] | Non
 
 def run_facts(group: Group, run: RunFiles) -> dict[str, Any]:
     """What the list of runs says about one."""
-    keys = ("rounds", "accuracy_mean", "megabytes_up", "megabytes_down", "seconds", "engine", "device")
+    keys = (
+        "rounds",
+        "accuracy_mean",
+        "megabytes_up",
+        "megabytes_down",
+        "seconds",
+        "virtual_seconds",
+        "engine",
+        "device",
+    )
     facts = {key: run.summary[key] for key in keys if isinstance(run.summary.get(key), str | int | float)}
     told = [f"{name} = {value}" for name, value in flat(run.settings)]
     return {"folder": run.folder.name, "method": group.name, "seed": run.seed, "facts": facts, "settings": told}

@@ -51,6 +51,7 @@ class Traffic:
     rounds: tuple[int, ...]
     up: Floats
     down: Floats
+    clock: Floats | None = None  # (rounds,) virtual seconds when a round was over, where clients declare their hardware
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,9 @@ def _traffic(lines: list[dict[str, Any]], clients: Sequence[str]) -> Traffic | N
             for name, moved in line.get(key, {}).items():
                 if name in number:
                     table[i, number[name]] = moved / 1e6
-    return Traffic(tuple(int(line.get("round", i + 1)) for i, line in enumerate(lines)), up, down)
+    times = [line.get("clock") for line in lines]
+    clock = None if None in times else np.array(times, dtype=np.float64)
+    return Traffic(tuple(int(line.get("round", i + 1)) for i, line in enumerate(lines)), up, down, clock)
 
 
 def _confusion(

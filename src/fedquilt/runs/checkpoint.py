@@ -121,6 +121,8 @@ def federation_state(federation: Federation, tensors: Tensors) -> dict[str, Any]
         text["families"].append(simulation.training.kept(family_state))
     for ids, memory in simulation.memory.items():
         text["memory"].append([list(ids), to_plain(memory, tensors)])
+    if federation.clock is not None:
+        text["clock"] = to_plain(federation.clock.kept(), tensors)
     return text
 
 
@@ -144,6 +146,8 @@ def restore_federation(federation: Federation, tensors: Mapping[str, Tensor], te
         simulation.training.restore(family_state, how)
     for ids, memory in text["memory"]:
         simulation.memory[tuple(ids)] = from_plain(memory, tensors)
+    if federation.clock is not None and "clock" in text:
+        federation.clock.restore(from_plain(text["clock"], tensors))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], sync: bool = True) -> str:

@@ -146,11 +146,11 @@ class RunFolder:
         """Append a finished round."""
         names = [client.name for client in federation.scenario.clients]
         up, down = report.traffic.bytes_up.tolist(), report.traffic.bytes_down.tolist()
-        moved = {
+        moved: dict[str, Any] = {
             "round": report.round,
             "up": {names[i]: up[i] for i in report.participants},
-            "down": {names[i]: down[i] for i in report.participants},
-        }
+            "down": {names[i]: down[i] for i in (*report.participants, *report.late)},
+        } | ({} if report.clock is None else {"clock": report.clock})
         with self._room():
             for evaluation in report.evaluations:
                 self._append(METRICS, *evaluation.rows())

@@ -41,6 +41,8 @@ def in_words(summary: Mapping[str, Any]) -> str:
         )
     lines.append(
         f"{megabytes(s['megabytes_up'])} MB up, {megabytes(s['megabytes_down'])} MB down, {s['seconds']:.1f} s"
+        + (f"; {s['virtual_seconds']:.4g} virtual s" if "virtual_seconds" in s else "")
+        + (f", {s['late_updates']} updates were too late" if s.get("late_updates") else "")
     )
     return "\n".join(lines + ([s["trouble"]] if "trouble" in s else []))
 

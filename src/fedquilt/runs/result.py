@@ -187,6 +187,8 @@ class Run:
             "megabytes_up": sum(self.bytes_up) / 1e6,
             "megabytes_down": sum(self.bytes_down) / 1e6,
             "seconds": self.seconds,
+            **({} if federation.clock is None else {"virtual_seconds": federation.clock.now}),
+            **({} if federation.clock is None else {"late_updates": federation.clock.late}),
             "engine": "+".join(sorted(set(federation.backend.engines))),
             "device": federation.backend.where,
             "refused_updates": int(server.refused.sum()),

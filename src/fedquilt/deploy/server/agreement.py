@@ -22,6 +22,9 @@ def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
     training = Training(**values_of({**project.spec.training, **spec.get("training", {})}))
     if spec.get("rounds"):
         training = training.but({"rounds": spec["rounds"]})
+    if training.deadline or training.arrivals:
+        raise ValueError("training settings: deadline and arrivals are of simulations; on devices see [rounds] of "
+                         "federation.toml")  # fmt: skip
     method = make_method(spec["method"], values_of(spec.get("settings", {})))
     if "source" in spec and source_of(type(method)) != spec["source"]:
         raise ValueError(

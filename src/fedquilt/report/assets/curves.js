@@ -1,4 +1,4 @@
-// Learning: accuracy over rounds with a band over seeds, and against the megabytes moved.
+// Learning: accuracy over rounds with a band over seeds, and against the megabytes moved and virtual time.
 function curveTraces(x) {
   const traces = [];
   for (const i of shown()) {
@@ -30,7 +30,9 @@ function curveTraces(x) {
       marker: { size: dots, symbol: MARKERS[i % MARKERS.length], color: colour, opacity: 1 },
       customdata: m.rounds,
       hovertemplate:
-        x === "rounds" ? "%{y:.1f} %" : `${name}<br>%{y:.1f} % after %{x:.4~g} MB, round %{customdata}<extra></extra>`,
+        x === "rounds"
+          ? "%{y:.1f} %"
+          : `${name}<br>%{y:.1f} % after %{x:.4~g} ${x === "clock" ? "s" : "MB"}, round %{customdata}<extra></extra>`,
     });
   }
   return traces;
@@ -73,10 +75,12 @@ function curveNumbers() {
         m.high[k],
         m.loss ? m.loss[k] : null,
         m.megabytes ? m.megabytes[k] : null,
+        m.clock ? m.clock[k] : null,
       ]),
     );
   }
-  return { head: ["method", "read-out", "round", "accuracy", "lowest seed", "highest seed", "loss", "megabytes"], rows };
+  const head = ["method", "read-out", "round", "accuracy", "lowest seed", "highest seed", "loss", "megabytes", "virtual seconds"];
+  return { head, rows };
 }
 const learning = () => [
   figure({
@@ -124,7 +128,24 @@ const learning = () => [
     },
     numbers: curveNumbers,
   }),
+  ...(view().methods.some(m => m?.clock) ? [overTime()] : []),
 ];
+const overTime = () =>
+  figure({
+    id: "accuracy-over-time",
+    title: "Accuracy over virtual time",
+    text: "Seconds that rounds would take on the hardware that clients declare: receiving, training, sending, and waiting.",
+    draw() {
+      const data = curveTraces("clock");
+      if (!data.length) return "The clients of these methods declare no hardware.";
+      return {
+        data,
+        label: `Accuracy over virtual time. At the end: ${endings()}.`,
+        layout: layout(340, axis("virtual seconds", { rangemode: "tozero" }), axis("accuracy, %")),
+      };
+    },
+    numbers: curveNumbers,
+  });
 
 // The comparison at the top: the table as the library prints it, with signs explained below.
 function comparison() {

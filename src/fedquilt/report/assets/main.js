@@ -14,6 +14,7 @@ function runsTable() {
     ["accuracy_mean", "accuracy"],
     ["megabytes_up", "MB sent"],
     ["megabytes_down", "MB received"],
+    ["virtual_seconds", "virtual seconds"],
     ["seconds", "seconds"],
     ["engine", "engine"],
     ["device", "device"],
@@ -121,7 +122,7 @@ function chips() {
           onclick: () => {
             state.hidden.has(i) ? state.hidden.delete(i) : state.hidden.add(i);
             button.setAttribute("aria-pressed", String(!state.hidden.has(i)));
-            refresh("accuracy-over-rounds", "loss-over-rounds", "accuracy-against-megabytes", "spread-over-clients", "client-over-rounds");
+            refresh("accuracy-over-rounds", "loss-over-rounds", "accuracy-against-megabytes", "accuracy-over-time", "spread-over-clients", "client-over-rounds");
           },
         },
         swatch(i),
