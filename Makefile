@@ -7,14 +7,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
+SEED ?= 1
+MINUTES ?= 30
 
-.PHONY: help demo test lint types test-gpu test-deploy bench docs clean
+.PHONY: help demo test lint types test-gpu test-deploy soak bench docs clean
 
 help:
 	@echo "make demo         set up, then five methods side by side on handwritten digits (under a minute)"
 	@echo "make test         set up, then lint, types, and all tests and examples"
 	@echo "make test-gpu     the tests that need a GPU"
 	@echo "make test-deploy  the slow tests on a real network stack"
+	@echo "make soak         a deployment under random faults for half an hour (SEED=1 MINUTES=30)"
 	@echo "make bench        the engine against a plain loop over clients"
 	@echo "make docs         the documentation, into site/"
 	@echo "make clean        remove $(VENV) and what tools left behind"
@@ -57,6 +60,9 @@ test-gpu: $(VENV)/.dev
 
 test-deploy: $(VENV)/.dev
 	$(BIN)/python -m pytest -m deploy
+
+soak: $(VENV)/.dev
+	$(BIN)/python tests/deploy/soak.py --seed $(SEED) --minutes $(MINUTES)
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/engine.py

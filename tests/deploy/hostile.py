@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from functools import partial
+from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+import numpy as np
 from flwr.app import Message
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
-from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from fedquilt.deploy.device.device import Device
-from fedquilt.deploy.project import Project
-from fedquilt.deploy.transport.flower_records import read_record, to_record
+from fedquilt.deploy.device.fleet import Fleet, Letter
+from fedquilt.deploy.project import Node, Project
+from fedquilt.deploy.transport.flower_records import to_record
+from fedquilt.deploy.transport.wire import Refused, pack, unpack
+
+WAYS = ("stall", "badobject", "bomb", "poison", "nan", "noise")
 
 
 class Hostile:
@@ -24,60 +31,92 @@ class Hostile:
     * stall: it announces an answer and never uploads it
     * badobject: what it uploads is not what it announced
     * bomb: it uploads a hundred times what is expected
+    * poison, nan, noise: every weight is 900; every weight is NaN; the answer is no message at all
     """
 
-    def __init__(self, project: Project, name: str, way: str) -> None:
+    def __init__(self, project: Project, name: str, way: str, honest: int = 1) -> None:
         folder = project.client_folder(name)
-        self.project, self.way = project, way
-        self.device = Device(folder, folder / "data.npz")
-        self.key: Any = load_ssh_private_key((folder / "node.key").read_bytes(), password=None)
-        self.certificate = (folder / "ca.crt").read_bytes()
+        self.way, self.honest = way, honest
+        self.device = Device(folder, folder / "data.npz", lambda _: None)
+        self.fleet = Fleet(Node.read(folder))
         self.letters, self.uploaded, self.refused = 0, 0, ""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        self.over = threading.Event()
+        self._thread = threading.Thread(target=self.work, daemon=True)
 
     def __enter__(self) -> Hostile:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self.over.set()
         self._thread.join(20)
 
-    def _work(self) -> None:
-        where = f"localhost:{self.project.server.port}"
-        keys = (self.key, self.key.public_key())
-        with http_request_response(where, False, self.certificate, keys, 3, 30) as connection:
-            _, receive, send, _, _, pull, push, confirm = connection
-            while not self._over.is_set():
-                found = receive()
-                if found is None:
-                    time.sleep(0.3)
-                    continue
-                message, tree = found
-                run = message.metadata.run_id
-                names = [part.object_id for part in iterate_object_tree(tree)]
-                parts = pull_objects(names, partial(pull, run))
-                confirm(run, message.metadata.message_id)
-                letter: Any = inflate_object_from_contents(message.metadata.message_id, parts)
-                letter.metadata.__dict__["_message_id"] = message.metadata.message_id
-                self.letters += 1
-                try:
-                    self._answer(letter, run, send, push)
-                except Exception as error:
-                    self.refused = str(error)
+    def work(self) -> None:
+        beaten = 0.0
+        while not self.over.is_set():
+            try:
+                if not self.fleet.number:
+                    self.fleet.come_in()
+                if time.monotonic() - beaten > 10:
+                    self.fleet.beat()
+                    beaten = time.monotonic()
+                letter = self.fleet.letter()
+                if letter is not None:
+                    self.letters += 1
+                    self._answer(letter)
+            except Exception as error:
+                self.refused = str(error)
+            self.over.wait(0.3)
+        self.fleet.leave()
 
-    def _answer(self, letter: Any, run: int, send: Any, push: Any) -> None:
-        content = self.device.handle(read_record(letter))
-        honest = self.letters == 1
-        if self.way == "bomb" and not honest:
-            content = bytes(range(256)) * (600 << 12)
-        reply = Message(to_record(content), reply_to=letter)
+    def _answer(self, letter: Letter) -> None:
+        honest = self.letters <= self.honest
+        content = self._lie(letter.content, honest)
+        reply = Message(to_record(content), reply_to=letter.message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
-        wanted, session = send(reply, get_object_tree(reply), 0.1)
-        for name in wanted if honest or self.way != "stall" else ():
+        told = self.fleet._client.PushMessages(
+            PushMessagesRequest(
+                node=self.fleet._flower,
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[get_object_tree(reply)],
+                clientapp_runtime_list=[0.1],
+            )
+        )
+        for name in told.objects_to_push if honest or self.way != "stall" else ():
             bad = self.way == "badobject" and not honest and parts[name].startswith(b"RecordDict")
             piece = parts[name].split(b"\0")[0] + b"\0{not json" if bad else parts[name]
-            push(run, session, name, piece)
+            request = PushObjectRequest(
+                node=self.fleet._flower,
+                run_id=letter.message.metadata.run_id,
+                object_id=name,
+                object_content=piece,
+                session_id=told.session_id,
+            )
+            self.fleet._client.PushObject(request)
             self.uploaded += len(piece)
+
+    def _lie(self, letter: bytes, honest: bool) -> bytes:
+        if self.way == "bomb" and not honest:
+            return bytes(range(256)) * (600 << 12)
+        if self.way == "noise" and not honest:
+            return bytes(range(256))
+        content = self.device.handle(letter)
+        if honest or self.way not in ("poison", "nan"):
+            return content
+        try:
+            arrays, text = unpack(content)
+        except Refused:
+            return content
+        value = np.float32(900.0 if self.way == "poison" else np.nan)
+        changed: dict[str, Any] = {
+            name: np.full_like(array, value) if name.startswith("value/") else array for name, array in arrays.items()
+        }
+        return pack(changed, text)
+
+
+if __name__ == "__main__":  # FOLDER NAME WAY SECONDS: from the first letter on
+    hostile = Hostile(Project.read(Path(sys.argv[1])), sys.argv[2], sys.argv[3], honest=0)
+    threading.Timer(float(sys.argv[4]), hostile.over.set).start()
+    hostile.work()
+    print(hostile.letters, flush=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr")
 
 from fedquilt.cli import main
-from fedquilt.deploy.ops import nginx
+from fedquilt.deploy.ops import nginx, runs
 from fedquilt.deploy.ops.create import create
 from fedquilt.deploy.ops.server_processes import ServerSide
 from fedquilt.deploy.project import Address, Node, Project
@@ -146,3 +148,40 @@ def test_a_clients_process_imports_what_it_needs_and_no_more() -> None:
     code = f"import sys\n{statement}\nprint('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("reached", "ends", "started"),
+    # the round that each start reaches; how it ends; how often the run was started again
+    [([0] * 9, "over before its end", 4), ([1, 1, 2, 2, 3, 3, 4], "finished", 7), ([], "over before its end", 0)],
+)
+def test_a_run_whose_leader_was_lost_is_gone_on_with_while_it_gets_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: list[int], ends: str, started: int
+) -> None:
+    project = create(tmp_path / "fed", ["a"], "torch.nn:Identity", 2)
+    folder = project.runs / "r"
+    folder.mkdir()
+    spec = {"run": "r", "folder": str(folder)}
+    if not reached:
+        (folder / "stop").touch()  # somebody stopped it
+    times = 0
+
+    def start(*_: object) -> int:
+        nonlocal times
+        state = {"state": "running", "round": reached[times], "rounds": 9}
+        times += 1
+        (folder / "status.json").write_text(json.dumps({"state": "finished"} if times == 7 else state))
+        return times
+
+    (folder / "summary.json").write_text("{}")
+    monkeypatch.setattr(runs, "start_run", start)
+    monkeypatch.setattr(runs, "_asked", lambda *_: "finished:failed")
+    ticks = count()
+    clock = SimpleNamespace(monotonic=lambda: next(ticks), sleep=lambda _: None)
+    monkeypatch.setattr(runs, "time", clock)
+    if ends == "finished":
+        assert runs.see_through(project, spec, 0) == {}
+    else:
+        with pytest.raises(runs.CutOff, match=ends):
+            runs.see_through(project, spec, 0)
+    assert times == started

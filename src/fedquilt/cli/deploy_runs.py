@@ -77,15 +77,16 @@ def follow(
 
 
 def watch(project: Project, spec: Mapping[str, Any], number: int, stop: bool) -> None:
-    """Tells what a run does until it ends; Ctrl-C ends the run as well if it is to `stop`."""
-    from fedquilt.deploy.ops.runs import follow as wait_for
-    from fedquilt.deploy.ops.runs import stop_run
+    """Tells what a run does until it ends. Whoever started it goes on with it where its leader is lost, and Ctrl-C
+    `stop`s it."""
+    from fedquilt.deploy.ops.runs import follow as look_at
+    from fedquilt.deploy.ops.runs import see_through, stop_run
 
     try:
-        summary = wait_for(project, spec, number, tell_exchange, say=say)
+        summary = (see_through if stop else look_at)(project, spec, number, tell_exchange, say=say)
     except KeyboardInterrupt:
         if stop:
-            stop_run(project, spec, number)
+            stop_run(project, spec)
             say("stopped; go on with `fedquilt deploy run --resume`")
         raise typer.Exit(130) from None
     score = summary.get("accuracy_mean")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -24,7 +25,20 @@ from fedquilt.methods import METHODS
 from fedquilt.methods.find import address_of, find, source_of
 
 SPEC, LED = "deploy.json", "led.json"
+
+
+class CutOff(Failed):
+    """A run whose leader was lost; what it has completed is kept."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(what + advice)
+        self.what = what
+
+
 _PATIENCE = 45.0  # seconds without an answer after which the server counts as gone
+_START = 90.0  # seconds that a run's leader may take to be there
+_LOST = 4.0  # seconds without a leader after which a run that had one counts as cut off
+_TRIES = 4  # how often in a row a run is gone on with that gets no further
 _APP = """\
 [project]
 name = "fedquilt-app"
@@ -135,14 +149,49 @@ def is_led(folder: Path) -> bool:
         return True
 
 
-def stop_run(project: Project, spec: Mapping[str, Any], number: int) -> None:
+def stop_run(project: Project, spec: Mapping[str, Any]) -> None:
     """Ends a run, and waits a while until its leader is gone; what it has completed is kept."""
     RemoteRunFolder(spec["folder"]).ask_to_stop()
-    with SuperLink(project) as operator:
-        operator.stop(number)
+    with contextlib.suppress(httpx.HTTPError, OSError), SuperLink(project) as operator:  # else there is none to stop
+        operator.stop(number_of(spec))
     end = time.monotonic() + _PATIENCE
     while is_led(Path(spec["folder"])) and time.monotonic() < end:
         time.sleep(0.2)
+
+
+def see_through(
+    project: Project,
+    spec: Mapping[str, Any],
+    number: int,
+    tell: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Follows a run to its end, and goes on with it where its leader was lost; gives its summary."""
+    folder, tries, before = Path(spec["folder"]), 0, -1
+    while True:
+        try:
+            return follow(project, spec, number, tell, say=say)
+        except CutOff as lost:
+            done = int(read_state(folder).get("round", 0))
+            tries, before = (tries + 1 if done == before else 1), done
+            if tries > _TRIES or RemoteRunFolder(folder).stop_asked:
+                raise
+            say(f"{lost.what}; going on with it")
+            number = _go_on_with(project, spec)
+
+
+def _go_on_with(project: Project, spec: Mapping[str, Any]) -> int:
+    """Starts a run again, which may take some attempts while the server is being started."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return start_run(project, spec)
+        except Held:  # it is led after all
+            return number_of(spec)
+        except (httpx.HTTPError, OSError) as error:
+            if time.monotonic() > end:
+                raise Failed(f"the run {spec['run']} was cut off, and could not be gone on with: {error}") from None
+        time.sleep(1)
 
 
 def follow(
@@ -153,14 +202,14 @@ def follow(
     poll: float = 0.5,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Waits for the end of a run and gives its summary.
+    """Waits for the end of a run and gives its summary; `CutOff` where it has no leader any more.
 
     `tell` gets each new line of `letters.jsonl`, `say` a sentence about whom the run waits for.
     """
     folder = Path(spec["folder"])
     told = set(_text(folder / LETTERS).splitlines())  # what a run that goes on had said before
     checked = answered = time.monotonic()
-    waiting = ""
+    waiting, leader = "", Leader(folder)
     while True:
         state = read_state(folder)
         if state.get("waiting", "") != waiting:
@@ -176,7 +225,7 @@ def follow(
             return summary
         if state.get("state") == "failed":
             raise Failed(f"the run {spec['run']} failed: {state.get('error')}{_go_on(folder)}")
-        if time.monotonic() - checked > 5:
+        if time.monotonic() - checked > 2:
             checked = time.monotonic()
             status = _asked(project, number)
             if status is not None:
@@ -184,10 +233,24 @@ def follow(
             elif time.monotonic() - answered > _PATIENCE:  # one question without an answer says nothing
                 again = f"start it again with `fedquilt deploy server {project.folder}`"
                 raise Failed(f"the server has not answered for {_PATIENCE:.0f} s; {again}{_go_on(folder)}")
-            if (status or "").startswith("finished") and read_state(folder).get("state") not in ("finished", "failed"):
-                said = last_words(folder) or f"it ended as '{status}'"
-                raise Failed(f"the run {spec['run']} is over before its end: {said}{_go_on(folder)}")
+            over = (status or "").startswith("finished") or (status is not None and leader.lost())
+            if over and read_state(folder).get("state") not in ("finished", "failed"):
+                said = last_words(folder) or "its leader is gone"
+                raise CutOff(f"the run {spec['run']} is over before its end: {said}", _go_on(folder))
         time.sleep(poll)
+
+
+class Leader:
+    """Whether a run that should have a leader has lost it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._seen, self._last = folder, False, time.monotonic()
+
+    def lost(self) -> bool:
+        """Looks: nobody leads the run, and has not for longer than a look or a start takes."""
+        if is_led(self.folder):
+            self._seen, self._last = True, time.monotonic()
+        return time.monotonic() - self._last > (_LOST if self._seen else _START)
 
 
 def _asked(project: Project, number: int) -> str | None:

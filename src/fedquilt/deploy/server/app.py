@@ -32,7 +32,11 @@ def main(grid: Grid, context: Context) -> None:
     limits = project.server_folder / "limits" / f"{records.folder.name}.json"
     try:
         known = project.server.authentication
-        post = FlowerTransport(grid, project.nodes(), limits) if known else OpenTransport(grid, project.clients)
+        post = (
+            FlowerTransport(grid, project.nodes, limits)
+            if known
+            else OpenTransport(grid, lambda: Project.read(project.folder).clients)
+        )
         lead(project, spec, post)
     except Held:  # the run has a leader, whose words in `status.json` stay
         raise

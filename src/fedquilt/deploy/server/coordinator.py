@@ -12,6 +12,7 @@ from fedquilt.deploy.project import Project
 from fedquilt.deploy.server.agreement import make_terms
 from fedquilt.deploy.server.answers import Exchange
 from fedquilt.deploy.server.declarations import Declarations, declare, stubs
+from fedquilt.deploy.server.newcomers import Newcomers
 from fedquilt.deploy.server.remote_clients import RemoteClients, remote
 from fedquilt.deploy.server.run_folder import RemoteRunFolder
 from fedquilt.deploy.transport.transport import Transport
@@ -27,7 +28,7 @@ DEFAULT_READOUTS = ("received", "adapted")
 def lead(project: Project, spec: Mapping[str, Any], post: Transport) -> dict[str, Any]:
     """The whole run that `spec` describes, from its start or from where its checkpoint is; gives its summary."""
     records = RemoteRunFolder(spec["folder"])
-    with records.led():
+    with records.led(patience=1.0):
         return _lead(project, spec, post, records)
 
 
@@ -35,12 +36,21 @@ def _lead(project: Project, spec: Mapping[str, Any], post: Transport, records: R
     start, more = time.monotonic(), records.kept()
     before = more["seconds"] if more else 0.0
     declared = more["declared"] if more else _declared(project, spec, post, records)
-    federation = make_federation(project, spec, post, declared, records.letters, records.say)
+
+    def make(now: Project, all_declared: Declarations) -> Federation:
+        return make_federation(now, spec, post, all_declared, records.letters, records.say)
+
+    federation = make(project, declared)
+    newcomers = Newcomers(project, post, make, records.letters, records.say)
     result = Run(federation, folder=records.folder)
 
     def keep() -> None:
         result.seconds = before + time.monotonic() - start
         records.keep(federation, {"declared": declared, "seconds": result.seconds})
+
+    def settings() -> None:
+        transfer = {"transfer": asdict(project.transfer), "rounds": asdict(project.rounds)}
+        records.settings(federation, {"evaluate_every": federation.evaluate_every, "deploy": transfer})
 
     if more:
         records.go_back(federation)
@@ -49,12 +59,16 @@ def _lead(project: Project, spec: Mapping[str, Any], post: Transport, records: R
             result.bytes_up.append(sum(line["up"].values()))
             result.bytes_down.append(sum(line["down"].values()))
     else:
-        transfer = {"transfer": asdict(project.transfer), "rounds": asdict(project.rounds)}
-        records.settings(federation, {"evaluate_every": federation.evaluate_every, "deploy": transfer})
+        settings()
         keep()
     rounds = federation.training.rounds
     while federation.round < rounds:
         records.status(state="running", round=federation.round, rounds=rounds)
+        grown = newcomers.join(federation, declared)
+        if grown is not federation:
+            federation = result.federation = grown
+            settings()
+            keep()
         report = federation.step()
         result.take(federation, report)
         records.round(federation, report)

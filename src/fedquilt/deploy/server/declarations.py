@@ -54,7 +54,7 @@ def declare(
     while waiting:
         there = post.reachable() & waiting
         if there:
-            _hello(project, terms, post, sorted(there), asked, log)
+            hello(project, terms, post, sorted(there), asked, log, project.rounds.timeout)
             waiting -= {*asked.declared, *asked.refusing}
         waiting_for(", ".join(sorted(waiting)))
         if time.monotonic() > end:
@@ -81,14 +81,20 @@ def _enough(project: Project, asked: Asked, waiting: set[str]) -> None:
         )
 
 
-def _hello(
-    project: Project, terms: Terms, post: Transport, names: list[str], asked: Asked, log: Callable[[Exchange], None]
+def hello(
+    project: Project,
+    terms: Terms,
+    post: Transport,
+    names: list[str],
+    asked: Asked,
+    log: Callable[[Exchange], None],
+    seconds: float,
 ) -> None:
-    """Asks clients to declare themselves."""
+    """Asks clients to declare themselves, and waits some seconds for them."""
     told, record, start = write_terms(terms), Exchange(0, "hello", 1, names), time.perf_counter()
     tokens = {name: secrets.token_hex(16) for name in names}
     letters = {name: pack({}, {"kind": "hello", "token": tokens[name], "terms": told}) for name in names}
-    patience = Patience(project.rounds.timeout, largest=dict.fromkeys(names, _LARGEST))
+    patience = Patience(min(seconds, project.rounds.timeout), largest=dict.fromkeys(names, _LARGEST))
     for answer in post.exchange(letters, 0, patience):
         try:
             asked.declared[answer.client] = read_declaration(project, terms, answer, tokens[answer.client])

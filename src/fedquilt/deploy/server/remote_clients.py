@@ -36,6 +36,7 @@ from fedquilt.interface.steps import Send
 from fedquilt.readouts import Readout
 from fedquilt.results import Evaluation
 
+_INTRODUCTION = 60.0  # seconds that a newcomer gets for its first training
 Answers = dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]]
 
 
@@ -112,6 +113,16 @@ class RemoteClients:
         classes, trained = self.stubs.terms.classes, self._trained[last]
         return evaluations(server.round - (not last), readouts, self.names, classes, self._said, trained)
 
+    def introduction(self, server: Server, down: Instructions) -> list[Update]:
+        """What a newcomer has to show: one letter, whose outcome the client forgets again; nothing where none came."""
+        answers, _ = self._letters(server, {down.ids[0]: down}, (), 1, patience=_INTRODUCTION)
+        return stack(server.round + 1, answers, {down.ids[0]: 0})
+
+    def take_over(self, before: RemoteClients) -> None:
+        """What was known of the clients before there was one more."""
+        self.remember(before.kept())
+        self._form = before._form
+
     def kept(self) -> dict[str, Any]:
         """What a checkpoint must hold beside the server."""
         return {
@@ -168,6 +179,7 @@ class RemoteClients:
         last: bool = False,
         wanted: int = 0,
         needed: int = 0,
+        patience: float | None = None,
     ) -> tuple[Answers, dict[int, str]]:
         """Sends letters, checks what comes back, and leaves out what must be; answers and letters' tokens."""
         tokens = {number: secrets.token_hex(16) for number in downs}
@@ -179,8 +191,9 @@ class RemoteClients:
         self._said = {}
         all_sizes = server.roster.sizes()
         sizes = {n: {unit: int(size[n]) for unit, size in all_sizes.items()} for n in downs}
-        patience = Patience(self.rounds.timeout, needed, self.rounds.grace, self._largest(sizes, len(readouts)))
-        for answer in self.post.exchange(letters, server.round + 1, patience):
+        seconds = min(self.rounds.timeout, patience or self.rounds.timeout)
+        waiting = Patience(seconds, needed, self.rounds.grace, self._largest(sizes, len(readouts)))
+        for answer in self.post.exchange(letters, server.round + 1, waiting):
             record.bytes_up[answer.client] = record.bytes_up.get(answer.client, 0) + len(answer.content)
             try:
                 if answer.code:
@@ -196,7 +209,7 @@ class RemoteClients:
                     answers[number] = read_up(arrays, downs[number], sizes[number], largest, self.chooses)
                 self._said[number] = text
                 record.answered.append(answer.client)
-                patience.good()
+                waiting.good()
             except Refused as refusal:
                 record.refused[answer.client] = refusal.code
             if wanted and len(answers) == wanted < len(letters):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -37,15 +38,21 @@ class RemoteRunFolder(RunFolder):
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def led(self) -> Iterator[None]:
-        """One leader at a time: two would each undo what the other has agreed on with the devices."""
-        try:
-            self.lock.take()
-        except Held:
-            raise Held(
-                f"the run {self.folder.name} is being led already; look at it with "
-                f"`fedquilt deploy follow {self.folder.name}`"
-            ) from None
+    def led(self, patience: float = 0.0) -> Iterator[None]:
+        """One leader at a time: two would each undo what the other has agreed on with the devices. A leader has some
+        seconds of `patience`: whoever looks whether there is one holds the lock for a moment."""
+        end = time.monotonic() + patience
+        while True:
+            try:
+                self.lock.take()
+                break
+            except Held:
+                if time.monotonic() >= end:
+                    raise Held(
+                        f"the run {self.folder.name} is being led already; look at it with "
+                        f"`fedquilt deploy follow {self.folder.name}`"
+                    ) from None
+            time.sleep(0.05)
         try:
             yield
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -67,15 +67,18 @@ class Transport(Protocol):
 
 
 class FlowerTransport:
-    """The post over Flower's grid. `names` maps Flower's node numbers to clients: the binding made at registration."""
+    """The post over Flower's grid. `names` tells Flower's node numbers and their clients, the binding made at
+    registration, as it is now: clients come, and get new keys, while a run is going on."""
 
-    def __init__(self, grid: Grid, names: Mapping[int, str], limits: Path | None = None) -> None:
+    def __init__(self, grid: Grid, names: Callable[[], Mapping[int, str]], limits: Path | None = None) -> None:
         self._grid = grid
-        self._names = dict(names)
+        self._known = names
+        self._names = dict(names())
         self._limits = limits  # where the door reads how much clients may upload
 
     def reachable(self) -> set[str]:
-        """Clients whose node is online, as far as Flower knows (it takes about a minute to notice a dead one)."""
+        """Clients whose node is online, as far as Flower knows (it takes half a minute to notice a dead one)."""
+        self._names = dict(self._known())
         return {self._names[number] for number in self._grid.get_node_ids() if number in self._names}
 
     def exchange(self, letters: Mapping[str, bytes], round_: int, patience: Patience) -> Iterator[Answer]:
@@ -84,7 +87,10 @@ class FlowerTransport:
         if self._limits is not None:
             self._limits.parent.mkdir(exist_ok=True)
             write_text(self._limits, json.dumps(patience.largest))
-        yield from self._carry({numbers[name]: (name, letter) for name, letter in letters.items()}, round_, patience)
+        known = {numbers[name]: (name, letter) for name, letter in letters.items() if name in numbers}
+        yield from self._carry(known, round_, patience)
+        for name in sorted(set(letters) - set(numbers)):  # its key was taken away in the meantime
+            yield Answer(name, code="no-answer")
 
     def _carry(self, letters: Mapping[int, tuple[str, bytes]], round_: int, patience: Patience) -> Iterator[Answer]:
         """Letters by node number, each with the name of the client it is for."""
@@ -111,21 +117,22 @@ class FlowerTransport:
 class OpenTransport(FlowerTransport):
     """The post where node authentication is off: nodes are asked for their names, and believed."""
 
-    def __init__(self, grid: Grid, clients: Iterable[str]) -> None:
-        super().__init__(grid, {})
-        self._clients = set(clients)
+    def __init__(self, grid: Grid, clients: Callable[[], Iterable[str]]) -> None:
+        self._met: dict[int, str] = {}
+        super().__init__(grid, lambda: self._met)
+        self._clients = clients
 
     def reachable(self) -> set[str]:
         """Clients whose node is online; nodes not met before introduce themselves first."""
         online = set(self._grid.get_node_ids())
-        self._names = {number: name for number, name in self._names.items() if number in online}
+        self._met = {number: name for number, name in self._met.items() if number in online}
         question = pack({}, {"kind": "who", "token": ""})
-        strangers = {number: (str(number), question) for number in online - set(self._names)}
+        strangers = {number: (str(number), question) for number in online - set(self._met)}
         if strangers:
             for answer in self._carry(strangers, 0, Patience(_INTRODUCTION)):
                 name = _name(answer)
-                if name in self._clients - set(self._names.values()):
-                    self._names[int(answer.client)] = name
+                if name in set(self._clients()) - set(self._met.values()):
+                    self._met[int(answer.client)] = name
         return super().reachable()
 
 
