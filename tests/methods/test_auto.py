@@ -20,10 +20,10 @@ from fedquilt.core.federation import Federation
 from fedquilt.data import load
 from fedquilt.methods import FedAvg
 from fedquilt.methods.auto import Auto
-from fedquilt.methods.ballots import sketch
 from fedquilt.methods.decisions import by_ballot, in_words
 from fedquilt.methods.hypotheses import enough, groups, joined, nothing_seen, tidy, with_look
 from fedquilt.sharing import adjusted_rand
+from fedquilt.sharing.sketch import sketch
 from fedquilt.testing import check_method
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

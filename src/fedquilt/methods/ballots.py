@@ -13,11 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedquilt._util.randomness import key_of, mix
 from fedquilt.engines.objective import Batch, Learner, Objective
 from fedquilt.interface.me import Me
 from fedquilt.interface.steps import Do, Step, Train
 from fedquilt.layers.prepare import cross_entropies
+from fedquilt.sharing.sketch import sketch
 
 LOOK, BALLOT, PATCH = "look", "ballot/", "patch/"  # what the server half tells, the latter two with a unit's name
 CANDIDATES = 4  # of a ballot, at most, beside the two values that a client has
@@ -77,20 +77,6 @@ def sketched(size: int, numbers: int) -> int:
     (256, 50)
     """
     return min(size, -(-numbers // 2))
-
-
-def sketch(vector: Tensor, size: int, name: str) -> Tensor:
-    """A random projection to `size` numbers that keeps inner products in the mean, the same for all of that name.
-
-    The numbers are shuffled, given random signs, and dealt out to `size` sums.
-
-    >>> sketch(torch.ones(1000), 10, "output").shape
-    torch.Size([10])
-    """
-    numbers = mix(torch.arange(len(vector), device=vector.device) + key_of("sketch", name))
-    signed = vector[numbers.argsort()] * torch.where(numbers & 1 == 0, 1.0, -1.0)
-    rows = -(-len(vector) // size)
-    return torch.cat([signed, signed.new_zeros(rows * size - len(vector))]).view(rows, size).sum(0)
 
 
 # --- a ballot ---------------------------------------------------------------------------------------------------------
