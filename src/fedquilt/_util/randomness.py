@@ -74,7 +74,7 @@ def some_of(count: int, number: int, key: int) -> tuple[int, ...]:
     >>> some_of(10, 10, key=1) == tuple(range(10)), len(some_of(10, 3, key=2))
     (True, 3)
     """
+    if number >= count:
+        return tuple(range(count))
     hashes = _mix_here(np.uint64(key) + np.arange(count, dtype=np.uint64) * np.uint64(GOLDEN))
-    if number < count:
-        return tuple(np.sort(hashes.argpartition(number)[:number]).tolist())
-    return tuple(range(count))
+    return tuple(np.sort(hashes.argpartition(number)[:number]).tolist())

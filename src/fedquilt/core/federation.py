@@ -128,9 +128,10 @@ class Federation:
         """Who takes part in a round, beside those who are at work still: a function of the seed and the round."""
         clients = len(self.scenario.clients)
         number = max(1, round(self.training.share * clients)) - len(busy)
-        free = [i for i in range(clients) if i not in busy] if busy else range(clients)
-        some = some_of(len(free), number, key_of("participants", self.seed, round_)) if number > 0 else ()
-        chosen = tuple(free[i] for i in some)
+        chosen = some_of(clients - len(busy), max(0, number), key_of("participants", self.seed, round_))
+        if busy:
+            free = [i for i in range(clients) if i not in busy]
+            chosen = tuple(free[i] for i in chosen)
         trusted = self.server.merging.trusted  # they are the measure of all others, so they are always there
         return chosen if trusted is None else tuple(sorted({*chosen, *trusted.nonzero()[:, 0].tolist()}))
 
