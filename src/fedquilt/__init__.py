@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedquilt import authoring, data, methods, models, readouts, scenarios, sharing
+    from fedquilt import attacks, authoring, data, methods, models, readouts, scenarios, sharing
     from fedquilt.client import Change, Client, Split
     from fedquilt.core.federation import Federation
     from fedquilt.engines.settings import Training
@@ -45,6 +45,7 @@ __all__ = [
     "Training",
     "Unit",
     "UnitPlan",
+    "attacks",
     "authoring",
     "cut",
     "data",
@@ -75,7 +76,7 @@ _HOMES = {
     "scenarios.from_data": ("scenario_from",),
     "sharing": ("Plan", "UnitPlan"),
 }
-_PACKAGES = ("authoring", "data", "methods", "models", "readouts", "scenarios", "sharing")
+_PACKAGES = ("attacks", "authoring", "data", "methods", "models", "readouts", "scenarios", "sharing")
 
 
 def __getattr__(name: str) -> Any:

@@ -27,6 +27,7 @@ class Evaluation:
     kept: Tensor  # the counts as a sparse tensor: with many classes they are nearly all 0, and a run keeps every round
     losses: Tensor | None = None  # (K,) mean cross-entropy of each client; None where a read-out names classes only
     training: Tensor | None = None  # (K,) mean loss over the steps of its last training; NaN for who was not chosen
+    liars: tuple[int, ...] = ()  # the numbers of clients that an attack has: their rows are marked, and not counted
 
     @property
     def counts(self) -> Tensor:
@@ -60,6 +61,7 @@ class Evaluation:
                 "f_by_class": measures[i],
                 "loss": _number(self.losses, i),
                 "training_loss": _number(self.training, i),
+                **({"liar": True} if i in self.liars else {}),
             }
             for i, client in enumerate(self.clients)
             if samples[i]
@@ -67,8 +69,10 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """The mean over the clients that have samples."""
-        return float(accuracy(self.kept).nanmean())
+        """The mean over the honest clients that have samples."""
+        found = accuracy(self.kept)
+        found[list(self.liars)] = math.nan
+        return float(found.nanmean())
 
 
 def _number(of_clients: Tensor | None, client: int) -> float | None:
@@ -78,10 +82,10 @@ def _number(of_clients: Tensor | None, client: int) -> float | None:
 
 
 def final(rows: Iterable[Row], readout: str, split: str) -> dict[str, Row]:
-    """Each client's last row with a read-out on a split."""
+    """Each honest client's last row with a read-out on a split."""
     last: dict[str, Row] = {}
     for row in rows:
-        if row["readout"] == readout and row["split"] == split:
+        if row["readout"] == readout and row["split"] == split and "liar" not in row:
             last[row["client"]] = row
     return last
 

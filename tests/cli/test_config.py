@@ -126,3 +126,14 @@ def test_yaml_says_the_same(capfd: pytest.CaptureFixture[str], monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert main(["run", "a.yaml"]) == 2
     assert "pip install pyyaml" in capfd.readouterr().err
+
+
+def test_an_attacked_run_is_repeated_from_its_toml(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--attack", "ipm", "--merge", "nnm+krum", "--set", "liars=0.3", "tau=3", "byzantine=0.2", "clients=6"]
+    assert main(["run", "digits", "fedavg", "--rounds", "2", *words, *SMALL, "--out", "first"]) == 0
+    assert "The 2 who lie (ipm) are not counted." in " ".join(capfd.readouterr().out.split())
+    assert main(["run", "first/run.toml", "--out", "again"]) == 0
+    assert lines("first") == lines("again")
+    assert sum(row.get("liar", False) for row in lines("again")) == 2 * len(lines("again")) // 6
+    assert main(["run", "first/run.toml", "--out", "other", "--attack", "mimic", "--rounds", "1"]) == 0
+    assert 'name = "mimic"' in Path("other/run.toml").read_text()

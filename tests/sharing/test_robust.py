@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedquilt.runs.settings import rule_from, rule_to
+from fedquilt.runs.rule_texts import rule_from, rule_to
 from fedquilt.sharing import (
     Bucketing,
     CentredClipping,

@@ -79,17 +79,25 @@ def merges() -> list[Entry]:
     return entries([*MERGES.items(), *before])
 
 
+def attacks() -> list[Entry]:
+    """Every way in which clients may lie, to see what a merge bears."""
+    from fedquilt.attacks import ATTACKS
+
+    return entries(ATTACKS.items())
+
+
 KINDS: dict[str, Callable[[], list[Entry]]] = {
     "methods": methods, "scenarios": scenarios, "models": models, "readouts": readouts, "merges": merges,
+    "attacks": attacks,
 }  # fmt: skip
 DATA = "data"
 Kind = Annotated[
-    str | None, typer.Argument(metavar="[KIND]", help="methods, scenarios, models, readouts, merges or data.")
+    str | None, typer.Argument(metavar="[KIND]", help="methods, scenarios, models, readouts, merges, attacks or data.")
 ]
 
 
 def list_(kind: Kind = None, json: opt.AsJson = False) -> None:
-    """What there is: methods, scenarios, models, readouts, merges or data."""
+    """What there is: methods, scenarios, models, readouts, merges, attacks or data."""
     if kind is None:
         list_kinds(json)
         return

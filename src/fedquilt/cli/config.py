@@ -37,7 +37,7 @@ OPTIONS = {
     "rounds": int, "seed": int, "device": str, "engine": str, "clients_at_once": int, "evaluate_every": int,
     "alone": bool, "checkpoint_every": int, "out": str,
 }  # fmt: skip
-_TABLES = ("scenario", "method", "training", "merge", "readouts")
+_TABLES = ("scenario", "method", "training", "merge", "readouts", "attack")
 # what a run notes of itself, which decides nothing when it is repeated
 _NOTED = (
     "format", "engines", "threads", "clients", "label_names", "fingerprint", "started", "extended", "model_code",
@@ -57,10 +57,12 @@ class Config:
     training: Mapping[str, Any]
     readouts: tuple[str, ...]
     merge: Mapping[str, Any]
+    attack: Mapping[str, Any]
     options: Mapping[str, Any]  # of the command, by the names of its parameters
 
     def request(self, choices: Choices) -> Request:
         """What is to be run: what the file says, and on top what was said on the command line."""
+        from fedquilt.attacks import attack_of
         from fedquilt.engines.settings import Training
         from fedquilt.runs.rebuilding import make_readouts
         from fedquilt.sharing import merge_of
@@ -71,6 +73,11 @@ class Config:
         make = merge_of(kind)
         source, name = find(self.scenario), self.method.name
         specs = {"scenario": spec_of(source.builder), "training": spec_of(Training), "merge": spec_of(make)}
+        attack = {"name": choices.attack} if choices.attack != self.attack.get("name") else dict(self.attack)
+        named = attack.pop("name", None)
+        lie = None if named is None else attack_of(named)
+        if lie is not None:
+            specs["attack"] = spec_of(lie)
         rounds, words = rounds_of(choices, specs["training"])
         placed = assign(words, {**specs, name: spec_of(type(self.method))}, [name])
         if rounds is not None:
@@ -84,6 +91,7 @@ class Config:
             make_readouts(readouts or ("received", "adapted")),
             make(**{**values_of(merge), **placed["merge"]}),
             choices,
+            None if lie is None else lie(**{**attack, **placed["attack"]}),
         )
 
 
@@ -102,8 +110,10 @@ def read_config(path: Path, trust: bool) -> Config:
     scenario, method = (_table(known[key]) for key in ("scenario", "method"))
     merge, readouts = known.get("merge", "mean"), known.get("readouts", ())
     merge = _table(merge)
+    attack = _table(known["attack"]) if "attack" in known else {}
     options = {key: known[key] for key in OPTIONS if key in known and key != "out"} | {
-        "merge": merge.get("name", "mean")
+        "merge": merge.get("name", "mean"),
+        "attack": attack.get("name"),
     }
     return Config(
         path,
@@ -114,6 +124,7 @@ def read_config(path: Path, trust: bool) -> Config:
         values_of(known.get("training", {})),
         (readouts,) if isinstance(readouts, str) else tuple(readouts),
         merge,
+        attack,
         options | ({"out_dir": Path(known["out"])} if "out" in known else {}),
     )
 

@@ -38,6 +38,9 @@ Readouts = Annotated[
     str | None, typer.Option("--readouts", metavar="NAME,...", help="Ways to predict (fedquilt list readouts).")
 ]
 Merge = Annotated[str, typer.Option("--merge", metavar="NAME", help="How copies become one (fedquilt list merges).")]
+Attack = Annotated[
+    str | None, typer.Option("--attack", metavar="NAME", help="Some clients lie (fedquilt list attacks): liars=0.2.")
+]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")]
 Engine = Annotated[
     str, typer.Option("--engine", metavar="NAME", help="auto, vectorised, parallel-stacks, parallel or sequential.")

@@ -66,8 +66,9 @@ class PlannedRun:
 
     def run(self, out: Path, scenario: Scenario, callbacks: Sequence[Callback], checkpoint_every: int) -> Run:
         """Run it in a directory, or go on with it there."""
+        from fedquilt.runs.rule_texts import rule_from
         from fedquilt.runs.run import resume, run
-        from fedquilt.runs.settings import method_from, rule_from
+        from fedquilt.runs.settings import method_from
 
         method = method_from(self.method, trust=True)  # the user named it, on the command line
         if (out / "run.toml").is_file():
@@ -82,7 +83,8 @@ class PlannedRun:
 def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[PlannedRun]:
     """The runs that an order amounts to, seed by seed."""
     from fedquilt.runs.code_digest import method_code
-    from fedquilt.runs.settings import method_to, plain, rule_to
+    from fedquilt.runs.rule_texts import plain, rule_to
+    from fedquilt.runs.settings import method_to
 
     choices = order.choices
     hardware = {"device": choices.device, "engine": choices.engine, "clients_at_once": choices.clients_at_once}

@@ -12,6 +12,7 @@ from fedquilt.cli.scenario import Source, find
 from fedquilt.cli.settings import SettingSpec, assign, convert, spec_of
 
 if TYPE_CHECKING:
+    from fedquilt.attacks import Attack
     from fedquilt.methods import Method
     from fedquilt.readouts import Readout
     from fedquilt.scenario import Scenario
@@ -34,6 +35,7 @@ class Choices:
     clients_at_once: int | None = None
     evaluate_every: int = 1
     seeds: Sequence[int] = (0,)
+    attack: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,14 @@ class Request:
     readouts: tuple[Readout, ...]
     rule: Rule
     choices: Choices
+    attack: Attack | None = None
 
     def how(self) -> dict[str, Any]:
         """The arguments of `fedquilt.run` that this order decides."""
         choices = self.choices
         return {
             "readouts": self.readouts, "device": choices.device, "engine": choices.engine, "merge": self.rule,
+            "attack": self.attack,
             "clients_at_once": choices.clients_at_once, "evaluate_every": choices.evaluate_every,
         }  # fmt: skip
 
@@ -64,6 +68,7 @@ class Request:
 
 def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Request:
     """Check everything the user wrote; the first thing that is wrong is refused with a sentence."""
+    from fedquilt.attacks import attack_of
     from fedquilt.engines.settings import Training
     from fedquilt.methods.find import find as find_method
     from fedquilt.runs.rebuilding import make_method, make_readouts
@@ -84,6 +89,8 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
         "training": spec_of(Training),
         "merge": spec_of(merge),
     }
+    if choices.attack is not None:
+        specs["attack"] = spec_of(attack_of(choices.attack))
     rounds, words = rounds_of(choices, specs["training"])
     own = {kind.name: spec_of(kind) for kind in kinds}
     placed = assign(words, {**specs, **own}, names)
@@ -102,6 +109,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
         make_readouts(_words(choices.readouts) or ("received", "adapted")),
         merge(**placed["merge"]),
         choices,
+        None if choices.attack is None else attack_of(choices.attack)(**placed["attack"]),
     )
 
 

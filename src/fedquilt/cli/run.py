@@ -41,6 +41,7 @@ def run(
     settings: opt.Settings = None,
     readouts: opt.Readouts = None,
     merge: opt.Merge = "mean",
+    attack: opt.Attack = None,
     device: opt.Device = "auto",
     engine: opt.Engine = "auto",
     clients_at_once: opt.AtOnce = None,
@@ -68,7 +69,7 @@ def run(
     at |= {} if config is None else {key: value for key, value in config.options.items() if key not in said}
     choices = Choices(
         at["rounds"], settings or (), readouts, at["merge"], at["device"], at["engine"], at["clients_at_once"],
-        at["evaluate_every"], (at["seed"],),
+        at["evaluate_every"], (at["seed"],), at["attack"],
     )  # fmt: skip
     order = take_request(scenario, [str(method)], choices) if config is None else config.request(choices)
     opt.check_checkpoints(at["checkpoint_every"])

@@ -51,7 +51,9 @@ def what_it_says(summary: Summary) -> str:
     >>> what_it_says(s)
     "Accuracy on test data after round 20, read-out 'received': mean ± standard deviation over 24 clients."
     """
+    liars = summary.get("liars")
+    told = f" The {liars} who lie ({summary['attack']}) are not counted." if liars else ""
     return (
         f"Accuracy on {summary['split']} data after round {summary['rounds']}, read-out '{summary['readout']}': "
-        f"mean ± standard deviation over {summary['clients_measured']} clients."
+        f"mean ± standard deviation over {summary['clients_measured']} clients.{told}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,9 +16,11 @@ from fedquilt._util.plain_values import whole, with_python_settings
 from fedquilt._util.randomness import key_of, some_of
 from fedquilt._util.suggest import did_you_mean
 from fedquilt._util.turns import one_at_a_time
+from fedquilt.attacks import Attack
+from fedquilt.core.attacked import AttackedSimulation
 from fedquilt.core.backend import Backend
 from fedquilt.core.evaluation import predict
-from fedquilt.core.merge_rules import with_server_client
+from fedquilt.core.merge_rules import trusted_names, with_server_client
 from fedquilt.core.server import Server
 from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
@@ -78,6 +80,7 @@ class Federation:
         rule: Rule = mean,
         evaluate_every: int = 1,
         clients: Backend | None = None,
+        attack: Attack | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"a Federation takes a method made ready, such as methods.FedAvg(), not {method!r}")
@@ -95,6 +98,10 @@ class Federation:
         self.readouts = _with_own(method, tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]()))
         self.evaluate_every = evaluate_every
         self.terms = Terms(method, self.training, scenario.classes, seed, scenario.common, scenario.public_test)
+        self.attack = None if attack is None else with_python_settings(attack)
+        trusted = trusted_names(rule)
+        suspects = [number for number, client in enumerate(scenario.clients) if client.name not in trusted]
+        self.liars = () if self.attack is None else self.attack.drawn(suspects, seed)
         self.backend: Backend = clients or self._simulated(engine, clients_at_once)
         roster = Roster(
             tuple(self.backend.members().values()), scenario.classes, self.training.rounds, seed, scenario.common,
@@ -108,7 +115,8 @@ class Federation:
         self.clock = make_clock(self.training, method, self.server, passes, changing) if passes else None
 
     def _simulated(self, engine: str, clients_at_once: int | None) -> Simulation:
-        simulation = Simulation(self.scenario.clients, self.terms, self.device, engine, clients_at_once)
+        who = (self.scenario.clients, self.terms, self.device, engine, clients_at_once)
+        simulation = Simulation(*who) if self.attack is None else AttackedSimulation(self.attack, self.liars, *who)
         simulation.check()
         return simulation
 
@@ -183,8 +191,9 @@ class Federation:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def evaluate(self, last: bool = False) -> list[Evaluation]:
-        """What every client scores with every read-out on the validation and test splits."""
-        return self.backend.evaluate(self.server, self.readouts, last)
+        """What every client scores with every read-out on the validation and test splits; liars are marked."""
+        found = self.backend.evaluate(self.server, self.readouts, last)
+        return [replace(evaluation, liars=self.liars) for evaluation in found] if self.liars else found
 
     def model(self, client: str) -> nn.Module:
         """A client's personal model as an ordinary module."""

@@ -157,7 +157,7 @@ def _series(rows: list[dict[str, Any]], clients: Sequence[str]) -> dict[Reading,
     number = {name: i for i, name in enumerate(clients)}
     sorted_out: dict[Reading, list[dict[str, Any]]] = {}
     for row in rows:
-        if row.get("client") in number and row.get("accuracy") is not None:
+        if row.get("client") in number and row.get("accuracy") is not None and not row.get("liar"):
             sorted_out.setdefault((str(row.get("readout", "")), str(row.get("split", ""))), []).append(row)
     found = {}
     for reading, mine in sorted_out.items():

@@ -15,7 +15,8 @@ from fedquilt.methods import Method
 from fedquilt.methods.find import find
 from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.runs.checkpoint import Damaged
-from fedquilt.runs.settings import method_from, rule_from, training_from
+from fedquilt.runs.rule_texts import attack_from, rule_from
+from fedquilt.runs.settings import method_from, training_from
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.own import from_file, split_address
 
@@ -86,6 +87,7 @@ def rebuild(known: Mapping[str, Any], scenario: Scenario, trust: bool = False) -
             make_readouts(known["readouts"]),
             rule_from(known["merge"]),
             known["evaluate_every"],
+            attack=attack_from(known.get("attack")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"run.toml does not say what it should ({error!r}); it was left as it is") from error

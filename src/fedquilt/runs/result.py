@@ -141,7 +141,10 @@ class Run:
             return None
         federation = self.federation
         refused = int(federation.server.refused.sum())
-        return trouble(self._first_rows(), self.last_rows(self.readout), self.chance, federation.training, refused)
+        first, last = (
+            [r for r in rows if "liar" not in r] for rows in (self._first_rows(), self.last_rows(self.readout))
+        )
+        return trouble(first, last, self.chance, federation.training, refused)
 
     # --- looking at it -----------------------------------------------------------------------------------------------
 
@@ -183,6 +186,7 @@ class Run:
             "seed": federation.seed,
             "clients": len(federation.scenario.clients),
             "rounds": federation.round,
+            **({} if federation.attack is None else {"attack": federation.attack.name, "liars": len(federation.liars)}),
             **summarise(self.last_rows(self.readout), bar, self.readout),
             "megabytes_up": sum(self.bytes_up) / 1e6,
             "megabytes_down": sum(self.bytes_down) / 1e6,

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from fedquilt import attacks
 from fedquilt._util.addresses import check_no_file_is_loading
 from fedquilt._util.plain_values import python, whole, with_python_settings
+from fedquilt.attacks import Attack
 from fedquilt.core.federation import Callback, Federation, RoundReport
 from fedquilt.engines.parallel import cores
 from fedquilt.engines.settings import Training
@@ -24,7 +26,7 @@ from fedquilt.readouts import Readout
 from fedquilt.runs.folder import METRICS, RunFolder
 from fedquilt.runs.rebuilding import make_method, make_readouts, rebuild, scenario_of
 from fedquilt.runs.result import Run
-from fedquilt.runs.settings import rule_to
+from fedquilt.runs.rule_texts import rule_to
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import Rule, mean, pick
 
@@ -44,6 +46,7 @@ def run(
     engine: str = "auto",
     clients_at_once: int | None = None,
     merge: str | Rule = mean,
+    attack: str | Attack | None = None,
     evaluate_every: int = 1,
     alone: bool | Run = True,
     callbacks: Sequence[Callback] = (),
@@ -53,9 +56,10 @@ def run(
     """Run a method on a scenario and give back what came of it.
 
     `method` is a name, an address such as `path/to/file.py:Class`, or a method made ready. `training` overrides the
-    scenario's settings, `settings` are the method's own; `merge` is a name or a rule. With `alone=True` the same
-    clients are also trained by themselves, as long and with the same settings, for the gain over alone; a finished run
-    of `local` may be given instead. With `out` the run is kept in a directory as it goes, and can be resumed from it.
+    scenario's settings, `settings` are the method's own; `merge` is a name or a rule, `attack` a name or an attack, by
+    which some clients lie. With `alone=True` the same clients are also trained by themselves, as long and with the same
+    settings, for the gain over alone; a finished run of `local` may be given instead. With `out` the run is kept in a
+    directory as it goes, and can be resumed from it.
 
     >>> import fedquilt as fq
     >>> result = fq.run(fq.scenarios.build("digits", clients=8), "fedavg", rounds=2, engine="sequential", alone=False)
@@ -79,7 +83,19 @@ def run(
     checkpoint_every = whole(checkpoint_every, "checkpoint_every")
     if checkpoint_every < 1:
         raise ValueError(f"checkpoint_every={checkpoint_every} keeps nothing; give at least 1")
-    federation = Federation(scenario, made, how, seed, device, engine, clients_at_once, chosen, rule, evaluate_every)
+    federation = Federation(
+        scenario,
+        made,
+        how,
+        seed,
+        device,
+        engine,
+        clients_at_once,
+        chosen,
+        rule,
+        evaluate_every,
+        attack=attacks.pick(attack) if isinstance(attack, str) else attack,
+    )
     result = Run(federation)
     result.alone = alone if isinstance(alone, Run) else None
     clients_at_once, evaluate_every = federation.simulation.training.clients_at_once, federation.evaluate_every

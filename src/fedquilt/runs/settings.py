@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from fedquilt._util.addresses import inside, put_together, taken_apart
-from fedquilt._util.plain_values import python
-from fedquilt._util.toml import NONE, values_of
+from fedquilt._util.toml import values_of
 from fedquilt._util.trust import Untrusted, module_of
 from fedquilt.client import ModelBuilder, Split
 from fedquilt.core.federation import Federation
@@ -28,9 +27,9 @@ from fedquilt.methods import METHODS, Method
 from fedquilt.methods.find import address_of, class_at, registered
 from fedquilt.readouts import named
 from fedquilt.runs.checkpoint import Damaged
+from fedquilt.runs.rule_texts import attack_to, plain
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.own import split_address
-from fedquilt.sharing import MERGES, Rule, named_settings, pick
 
 FORMAT = 2
 READABLE = (1, 2)  # in format 1 nothing but the checkpoint has checksums
@@ -52,6 +51,7 @@ def describe(
         "format": FORMAT,
         "scenario": {"title": scenario.name, **origin},
         "method": method_to(federation.method),
+        **({} if federation.attack is None else {"attack": attack_to(federation.attack)}),
         "seed": federation.seed,
         "training": asdict(federation.training),
         "readouts": [readout.name for readout in federation.readouts],
@@ -74,7 +74,7 @@ def describe(
 
 def identity(settings: Mapping[str, Any]) -> str:
     """A checksum of those settings that the results of a run follow from; a checkpoint carries it."""
-    decisive = {key: settings.get(key) for key in _DECIDES}
+    decisive = {key: settings.get(key) for key in _DECIDES} | {k: settings[k] for k in ("attack",) if k in settings}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
@@ -103,7 +103,7 @@ def check_can_be_kept(federation: Federation) -> None:
             )
 
 
-# --- methods, merges, training ----------------------------------------------------------------------------------------
+# --- methods, training ------------------------------------------------------------------------------------------------
 
 
 def method_to(method: Method) -> dict[str, Any]:
@@ -160,35 +160,6 @@ def _method_class(text: Mapping[str, Any], trust: bool) -> type[Method]:
 def training_from(text: Mapping[str, Any]) -> Training:
     """The training settings of a `run.toml`."""
     return Training(**values_of(text))
-
-
-def rule_to(rule: Rule) -> dict[str, Any]:
-    """A merge as its name and settings."""
-    found = named_settings(rule)
-    if found is None:
-        raise ValueError(f"a run on disk can only use the merges {', '.join(MERGES)}, not {rule}")
-    return dict(plain(found))
-
-
-def rule_from(text: Mapping[str, Any]) -> Rule:
-    """The merge that `rule_to` described."""
-    return pick(text["name"], **values_of({key: value for key, value in text.items() if key != "name"}))
-
-
-def plain(value: Any) -> Any:
-    """A setting as TOML and JSON can hold it; `values_of` turns it back."""
-    value = python(value)
-    if value is None:
-        return NONE
-    if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    if isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    raise ValueError(f"a run on disk cannot keep the setting {value!r}; use numbers, texts, lists and tables")
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

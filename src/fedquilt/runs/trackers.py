@@ -26,7 +26,7 @@ def scores(report: RoundReport) -> dict[str, float]:
     """The numbers of a round by name: accuracies by read-out and split, their worst decile, and megabytes."""
     found: dict[str, float] = {}
     for evaluation in report.evaluations:
-        rows = evaluation.rows()
+        rows = [row for row in evaluation.rows() if "liar" not in row]
         if rows:
             name = f"{evaluation.readout}/{evaluation.split}"
             accuracies = [row["accuracy"] for row in rows]

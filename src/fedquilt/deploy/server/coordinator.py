@@ -19,7 +19,7 @@ from fedquilt.deploy.transport.transport import Transport
 from fedquilt.runs.folder import METRICS, TRAFFIC
 from fedquilt.runs.rebuilding import make_readouts
 from fedquilt.runs.result import Run
-from fedquilt.runs.settings import rule_from
+from fedquilt.runs.rule_texts import rule_from
 from fedquilt.scenario import Scenario
 
 DEFAULT_READOUTS = ("received", "adapted")
