@@ -26,7 +26,7 @@ from fedquilt.engines.parallel import can_fork
 from fedquilt.engines.settings import Training
 from fedquilt.interface.messages import Instructions, Update
 from fedquilt.interface.method import Method
-from fedquilt.methods import METHODS
+from fedquilt.methods.find import in_library
 from fedquilt.runs.checkpoint import federation_state, load, restore_federation, save
 from fedquilt.runs.onboarding import onboard
 from fedquilt.runs.run import run
@@ -254,7 +254,7 @@ def check_newcomer(method: Method) -> None:
 
 def check_network(method: Method) -> bool:
     """Devices that speak by letters give the numbers of a simulation; False where this cannot be tried here."""
-    if find_spec("cryptography") is None or METHODS.get(method.name) is not type(method):
+    if find_spec("cryptography") is None or in_library(method.name) is not type(method):
         return False
     from fedquilt.deploy.device.local import LocalTransport
     from fedquilt.deploy.ops.create import create_from_scenario

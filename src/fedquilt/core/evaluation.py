@@ -165,7 +165,7 @@ def probabilities(simulation: Simulation, updates: Updates, samples: Common) -> 
     for up in updates.ups:
         family_state = simulation.family_states[simulation.home[up.ids[0]][0]]
         family = family_state.family
-        parts = {unit.name: up.part([unit.name]) for unit in family.layout.units}
+        parts = {unit.name: up.part([unit.name]) for unit in family.layout.units if not unit.state}
         senders = [set() if part is None else set(part[0].tolist()) for part in parts.values()]
         whole = [i for i in up.ids if all(i in some for some in senders)]
         if not whole:

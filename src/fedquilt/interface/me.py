@@ -44,6 +44,11 @@ class Values(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._layout.ranges)
 
+    @property
+    def held(self) -> tuple[Layout, Tensor]:
+        """How a client's numbers lie, and they themselves."""
+        return self._layout, self._row
+
     def trained(self, unit: str) -> Tensor:
         """The parameters of a unit as one vector, without its running statistics."""
         return self[unit][: self._layout.size(unit) - self._layout.statistics.get(unit, 0)]
@@ -52,6 +57,12 @@ class Values(Mapping[str, Tensor]):
         """All parameters as one vector, or those of one part."""
         start, stop = self._layout.span(part)
         return self._row[start:stop]
+
+    def with_parameters(self, vector: Tensor) -> dict[str, Tensor]:
+        """The units of all models with these parameters in the place of theirs, as `parameters` gives them."""
+        models = [unit.name for unit in self._layout.units if not unit.state]
+        pieces = vector.split([len(self.trained(unit)) for unit in models])
+        return {u: torch.cat([piece, self[u][len(piece) :]]) for u, piece in zip(models, pieces, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ The server's values come before the first step, what the plan asks for is sent a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -17,6 +17,7 @@ from fedquilt.interface.me import Me
 
 Which = Callable[[Sequence[str]], Collection[str]]
 Given = Callable[[Me], Mapping[str, Tensor]]
+_BY_LABELS = cross_entropy()  # one for all, so that plain training can be told from any other: step == Train()
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Train:
     rounds in which the method's server half tells something of that name.
     """
 
-    objective: Objective = field(default_factory=cross_entropy)
+    objective: Objective = _BY_LABELS
     units: str | Sequence[str] | Which = "*"
     epochs: int | None = None
     data: str = "train"

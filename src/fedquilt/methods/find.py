@@ -22,6 +22,7 @@ from fedquilt._util.checksums import digest
 from fedquilt._util.suggest import did_you_mean
 from fedquilt._util.trust import Untrusted, check_file, module_of
 from fedquilt.methods import METHODS, Method
+from fedquilt.methods.composed import ADDITIONS, PLUS, composed
 
 GROUP = "fedquilt.methods"
 _SOURCES: dict[type[Method], str] = {}
@@ -38,11 +39,16 @@ def find(name: str) -> type[Method]:
 
     >>> find("fedper").name
     'fedper'
+    >>> find("modfl+fedadam").name
+    'modfl+fedadam'
     >>> find("fedpr")
     Traceback (most recent call last):
     ...
     ValueError: there is no method 'fedpr'; did you mean 'fedper'?
     """
+    core, *added = name.split(PLUS)
+    if added and (core in METHODS or set(added) & set(ADDITIONS)):  # there may be a plus in an address
+        return composed(find(core), *added)
     if name in METHODS:
         return METHODS[name]
     others = registered()  # which reads a file of every installed package
@@ -56,6 +62,16 @@ def find(name: str) -> type[Method]:
     if _letters(name) in map(_letters, OF_THE_FIELD) and _letters(name) not in map(_letters, known):
         raise ValueError(f"the method '{name}' is known but not here yet; there are {', '.join(known)}")
     raise ValueError(did_you_mean(name, known, "method"))
+
+
+def in_library(name: str) -> type[Method] | None:
+    """The library's own method of a name, or several of them as one; None where it is somebody else's.
+
+    >>> in_library("modfl+ditto").__name__, in_library("mine")
+    ('ModFLDitto', None)
+    """
+    core, *added = name.split(PLUS)
+    return composed(METHODS[core], *added) if core in METHODS and set(added) <= set(ADDITIONS) else None
 
 
 def _letters(name: str) -> str:

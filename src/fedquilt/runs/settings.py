@@ -24,6 +24,7 @@ from fedquilt.core.federation import Federation
 from fedquilt.engines.settings import Training
 from fedquilt.families.common import ByTrait
 from fedquilt.methods import METHODS, Method
+from fedquilt.methods.composed import PLUS, composed, core_of
 from fedquilt.methods.find import address_of, class_at, registered
 from fedquilt.readouts import named
 from fedquilt.runs.checkpoint import Damaged
@@ -112,12 +113,13 @@ def method_to(method: Method) -> dict[str, Any]:
     usual = {f.name for f in fields(method) if f.default is None and f.default is not MISSING}
     kept = {name: plain(value) for name, value in settings.items() if value is not None or name not in usual}
     text: dict[str, Any] = {"name": method.name, "settings": kept}
-    if METHODS.get(method.name) is type(method):
+    core = core_of(type(method))
+    if METHODS.get(core.name) is core:
         return text
-    brought = registered().get(method.name)
-    if brought is not None and brought.load() is type(method):
+    brought = registered().get(core.name)
+    if brought is not None and brought.load() is core:
         return text | {"package": brought.package}
-    return text | {"class": address_of(type(method))}
+    return text | {"class": address_of(core)}
 
 
 def method_from(text: Mapping[str, Any], trust: bool = False) -> Method:
@@ -127,7 +129,8 @@ def method_from(text: Mapping[str, Any], trust: bool = False) -> Method:
     >>> method_from(method_to(FedPer(personal=2)))
     FedPer(personal=2)
     """
-    kind, settings = _method_class(text, trust), values_of(text.get("settings", {}))
+    kind = composed(_method_class(text, trust), *text["name"].split(PLUS)[1:])
+    settings = values_of(text.get("settings", {}))
     gone = sorted(settings.keys() - {f.name for f in fields(kind) if f.init})
     if gone:
         raise Damaged(f"the run's method '{text['name']}' had a setting '{gone[0]}', which it has no more; put it back")
@@ -135,8 +138,8 @@ def method_from(text: Mapping[str, Any], trust: bool = False) -> Method:
 
 
 def _method_class(text: Mapping[str, Any], trust: bool) -> type[Method]:
-    """The class of the method that a text describes."""
-    name = text["name"]
+    """The class of the method that a text describes, without what was added to it."""
+    name = text["name"].partition(PLUS)[0]
     if "class" in text:
         try:
             return class_at(str(text["class"]), trust)

@@ -21,8 +21,7 @@ from fedquilt.deploy.ops.superlink import SuperLink
 from fedquilt.deploy.project import Project
 from fedquilt.deploy.server.agreement import make_terms
 from fedquilt.deploy.server.run_folder import CHECKPOINT, LETTERS, LOG, STATUS, RemoteRunFolder
-from fedquilt.methods import METHODS
-from fedquilt.methods.find import address_of, find, source_of
+from fedquilt.methods.find import address_of, find, in_library, source_of
 
 SPEC, LED = "deploy.json", "led.json"
 
@@ -76,7 +75,7 @@ def new_spec(project: Project, method: str, **options: Any) -> dict[str, Any]:
     scenario = re.sub(r"[^A-Za-z0-9._-]+", "-", project.spec.scenario).strip("-.")[:60] or "own"
     kind = find(method)
     name = f"{scenario}-{kind.name}-{options.get('seed', 0)}-{stamp}"
-    own = kind.name not in METHODS
+    own = in_library(kind.name) is None
     spec = {
         "run": name,
         "project": str(project.folder),

@@ -20,8 +20,8 @@ from fedquilt.deploy.device.client_folder import Allowed
 from fedquilt.deploy.transport.wire import Refused, check_values, grow, shrink
 from fedquilt.engines.settings import Training
 from fedquilt.interface.messages import ClientInfo, Instructions, UnitValues, Update
-from fedquilt.methods import METHODS, Method
-from fedquilt.methods.find import address_of, source_of
+from fedquilt.methods import Method
+from fedquilt.methods.find import address_of, in_library, source_of
 from fedquilt.runs.settings import method_to
 
 Arrays = dict[str, NDArray[Any]]
@@ -171,7 +171,7 @@ def write_terms(terms: Terms) -> Text:
     and a checksum of its source.
     """
     kind, method = type(terms.method), method_to(terms.method)
-    if METHODS.get(terms.method.name) is not kind:
+    if in_library(terms.method.name) is not kind:
         source, _, name = address_of(kind).rpartition(":")
         where = Path(source).name if source.endswith(".py") else source
         told = {"name": method["name"], "settings": method["settings"]}
@@ -203,7 +203,8 @@ def read_method(text: Mapping[str, Any], allowed: Allowed) -> Method:
         if found and not kinds:
             raise Refused("other-code", shown)
     else:
-        kinds = [METHODS[text["name"]]] if text["name"] in METHODS else []
+        known = in_library(str(text["name"]))
+        kinds = [] if known is None else [known]
     if not kinds:
         raise Refused("unknown-method", shown)
     return kinds[0](**values_of(text["settings"]))
