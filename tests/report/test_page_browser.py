@@ -288,6 +288,8 @@ def test_names_are_text(browser: Browser, tmp_path: Path) -> None:
     image = "<img src=x onerror='window.hacked=1'>"
     evil = ["<script>window.hacked=1</script>", image, "</script><b>", "@@plotly@@", "%{x}", "=1+1"]
     run = write_run(tmp_path / "<b>run", "feddl", clients=6, names=evil)
+    told = json.loads((run / "summary.json").read_text()) | {"decisions": [image, "left as it was"], "changes": [image]}
+    (run / "summary.json").write_text(json.dumps(told))
     write_run(tmp_path / "local", "local", clients=6, names=evil)
     page = write_page([run, tmp_path / "local"], tmp_path / "report.html", title=image)
     browser.open(page)
@@ -299,6 +301,11 @@ def test_names_are_text(browser: Browser, tmp_path: Path) -> None:
     assert options == evil
     shown = browser.ask("[...document.querySelectorAll('#quilt .ytick text')].map(t => t.textContent)")
     assert "</script><b>" in shown
+    choose(browser, "#plan", "feddl")
+    decided = browser.ask("[...document.querySelectorAll('#decisions li')].map(li => li.textContent)")
+    assert decided == [image, image, "left as it was"]  # what was changed, then all that was asked
+    choose(browser, "#plan", "local")
+    assert browser.ask("document.getElementById('decisions').textContent") == ""
     assert browser.ask("window.hacked") is None
     assert browser.ask("document.querySelectorAll('main img, main b:not(td b)').length") == 0
     assert browser.complaints == []

@@ -300,6 +300,7 @@ class Auto(Method):
         size = sum(float(sizes.float().mean()) for sizes in roster.sizes().values())
         return {
             "decisions": [in_words(decision) for decision in state["decisions"]],
+            "changes": [in_words(decision) for decision in state["decisions"] if decision["changed"]],
             "looking_cost": state["spent"] / (2 * size * max(1, state["round"])),
         }
 

@@ -21,6 +21,7 @@ Decision = dict[str, Any]
 Ballot = Mapping[str, Any]
 _LASTING = 3 / 4  # of an earlier gain
 _LEAST = 10  # validation samples of a half, of all clients together, below which nobody judges
+_UNJUDGED = ", nobody to judge"
 RECEIVED, OWN = 0, -1  # the places among a ballot's losses of what was received and of a client's own copy
 
 
@@ -129,7 +130,7 @@ def by_look(
         if changed:
             new[who] = torch.where(grouping[who] == PRIVATE, PRIVATE, grouping[who] + int(new.max()) + 1)
         made.append({
-            "unit": unit, "round": round_, "backwards": False, "changed": changed, "why": f"{name}, nobody to judge",
+            "unit": unit, "round": round_, "backwards": False, "changed": changed, "why": name + _UNJUDGED,
             "clients": len(who), "circles": [1, len(_kinds(grouping[who]))], "members": "", "gain": gain.mean,
             "error": gain.error, "rejected": [],
         })  # fmt: skip
@@ -148,7 +149,8 @@ def in_words(decision: Decision) -> str:
     """A decision as a sentence."""
     unit, (before, after) = decision["unit"], decision["circles"]
     gain, error = decision["gain"], decision["error"]
-    evidence = f"{gain:.3g} (evidence: {gain / max(error, 1e-12):.1f} standard errors)"
+    measure = "" if decision["why"].endswith(_UNJUDGED) else " nats"
+    evidence = f"{gain:.3g}{measure} (evidence: {gain / max(error, 1e-12):.1f} standard errors)"
     if not unit:
         return f"round {decision['round']}: {decision['why']}, which lowers its loss by {evidence}"
     who = f"unit {unit}, {decision['clients']} clients"

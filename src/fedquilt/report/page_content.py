@@ -125,8 +125,14 @@ def quilts(groups: Sequence[Group], clients: Sequence[str]) -> list[dict[str, An
         if drawn is not None:
             last = max([run.plans[-1][0], *(s.rounds[-1] for s in run.series.values())])
             told = {"method": method, "seed": run.seed, "clients": [number[c] for c in run.clients], "last": last}
-            found.append(told | drawn)
+            found.append(told | {what: said(run, what) for what in ("changes", "decisions")} | drawn)
     return found
+
+
+def said(run: RunFiles, what: str) -> list[str]:
+    """What the run's method says about how it came to its plan, a sentence each; `changes`, or all `decisions`."""
+    found = run.summary.get(what, [])
+    return [str(sentence) for sentence in found] if isinstance(found, list) else []
 
 
 def client_traffic(group: Group, clients: Sequence[str]) -> dict[str, Any] | None:

@@ -69,6 +69,7 @@ function build() {
             slider(),
             el("div", { id: "quilts" }, patchwork(), circles()),
             el("p", { class: "note", id: "thinned" }),
+            el("div", { id: "decisions" }),
           ),
         ]
       : null,

@@ -134,7 +134,19 @@ function atLast() {
   document.getElementById("thinned").textContent = quilt().thinned
     ? "The plan changed so often that some rounds in between are left out."
     : "";
+  document.getElementById("decisions").replaceChildren(...decided());
   moveTo(quilt().last);
+}
+// How a method came to its plan, in its own words: what it changed stands out from what it tried and left.
+function decided() {
+  const { changes, decisions: said } = quilt();
+  if (!said.length) return [];
+  const list = sentences => el("ol", { class: "decisions" }, ...sentences.map(words => el("li", null, words)));
+  return [
+    el("h3", null, "Why it is shared so"),
+    changes.length ? list(changes) : el("p", { class: "note" }, "Nothing was changed: no evidence was strong enough."),
+    el("details", null, el("summary", null, `All that was asked (${said.length})`), list(said)),
+  ];
 }
 let pending = 0;
 function moveTo(round) {
