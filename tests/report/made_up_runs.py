@@ -77,7 +77,8 @@ def write_run(
                     f = [None if (i + c) % 5 == 4 else round(score * (1 - c / 50), 4) for c in range(6)]
                     row = {
                         "round": at, "client": name, "readout": readout, "split": "test", "samples": 120,
-                        "accuracy": score, "f1": score, "f_by_class": f if at + every > rounds else None,
+                        "accuracy": score, "loss": round(2 - 2 * score, 4), "f1": score,
+                        "f_by_class": f if at + every > rounds else None,
                     }  # fmt: skip
                     out.write(json.dumps(row) + "\n")
     before = None

@@ -107,7 +107,7 @@ const learning = () => [
       if (!data.length) return "These runs did not record losses, or predict by classes alone.";
       return {
         data,
-        label: "Loss over rounds.",
+        label: "Loss over rounds, mean over clients and seeds.",
         layout: layout(340, axis("round"), axis("loss", { rangemode: "tozero" }), { hovermode: "x unified" }),
       };
     },
