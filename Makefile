@@ -13,7 +13,7 @@ MINUTES ?= 30
 .PHONY: help demo test lint types test-gpu test-deploy soak bench docs clean
 
 help:
-	@echo "make demo         set up, then five methods side by side on handwritten digits (under a minute)"
+	@echo "make demo         set up, then five methods side by side on handwritten digits (about a minute)"
 	@echo "make test         set up, then lint, types, and all tests and examples"
 	@echo "make test-gpu     the tests that need a GPU"
 	@echo "make test-deploy  the slow tests on a real network stack"

@@ -259,11 +259,13 @@ def test_the_version(say: Say) -> None:
     assert say("--version")[1] == f"fedquilt {written['project']['version']}\n"
 
 
-def test_the_demo_shows_five_methods_and_the_quilt(say: Say) -> None:
+def test_the_demo_shows_five_methods_and_ends_with_what_auto_found(say: Say) -> None:
     code, out, err = say("demo", "--rounds", "1", "--engine", "sequential", "--picture", "demo.svg")
     assert (code, err) == (0, "")
-    for word in ("local", "fedavg", "fedprox", "fedper", "modfl", "gen2-west-3", "A 12 clients, B 12, C 6"):
+    for word in ("local", "fedavg", "fedper", "modfl", "auto", "gen2-west-3", "A 12 clients, B 12, C 6"):
         assert word in out, word
+    planted, found = out.index("Planted and declared: modfl"), out.index("Found, nothing declared: auto")
+    assert planted < out.index("A 12 clients, B 12, C 6") < found < out.index("What you are looking at")
     assert "What you are looking at" in out
     assert "What to try next" in out
     picture = Path("demo.svg").read_text()
@@ -365,3 +367,45 @@ def test_a_list_of_nothing_lists_the_kinds(capsys: pytest.CaptureFixture[str]) -
     assert main(["list", "--json"]) == 0
     counts = {entry["name"]: entry["number"] for entry in json.loads(capsys.readouterr().out)}
     assert counts["methods"] >= 28
+
+
+# --- advice -----------------------------------------------------------------------------------------------------------
+
+ADVISE = ("advise", "digits", "--methods", "fedavg,fedper", "--seeds", "2", "--rounds", "2", "--jobs", "1", *SMALL)
+
+
+def test_advice_is_written_and_a_race_goes_on_where_it_was(say: Say) -> None:
+    code, out, err = say(*ADVISE)
+    assert code == 0, err
+    folder = Path("runs/advise-digits")
+    assert "What to try next" in out
+    told = json.loads((folder / "advice.json").read_text())
+    assert told["method"] in ("fedavg", "fedper", "local")
+    assert set(told["validation"]) | set(told["stopped"]) == {"fedavg", "fedper", "local"}  # alone always races
+    assert told["sentences"][0] in " ".join(out.split())
+    page = (folder / "advice.html").read_text(encoding="utf-8")
+    assert told["sentences"][1] in page
+    summaries = sorted(folder.glob("*/summary.json"))
+    written = {path: path.stat().st_mtime_ns for path in summaries}
+    lost = next(path for path in summaries if path.parent.name.startswith("local"))
+    lost.unlink()  # as if it had been killed before the end of that run
+    code, out, _ = say(*ADVISE, "--json")
+    assert code == 0
+    assert json.loads(out)["sentences"] == told["sentences"]
+    again = {path for path, at in written.items() if path.stat().st_mtime_ns != at}
+    assert again == {lost}  # nothing else was run
+
+
+def test_advice_needs_validation_samples(say: Say) -> None:
+    Path("mine.py").write_text(
+        "import numpy as np\nfrom torch import nn\nimport fedquilt as fq\n\n\n"
+        "def build(seed: int = 0) -> fq.Scenario:\n"
+        "    draw = np.random.default_rng(seed)\n"
+        "    data = lambda: (draw.normal(size=(8, 3)), draw.integers(0, 2, 8))\n"
+        "    clients = [fq.Client(f'c{i}', lambda: nn.Linear(3, 2), data(), test=data()) for i in range(3)]\n"
+        "    return fq.Scenario('mine', clients, fq.Training(rounds=1))\n"
+    )
+    words = ("advise", "mine.py:build", "--methods", "fedavg", "--engine", "sequential", "--jobs", "1")
+    code, _, err = say(*words)
+    assert code == 2
+    assert "no client has any" in err

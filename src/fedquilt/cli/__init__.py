@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedquilt.cli import catalogue, compare, data, demo, onboard, report, run
+from fedquilt.cli import advise, catalogue, compare, data, demo, onboard, report, run
 from fedquilt.cli.deploy import deploy_app
 from fedquilt.cli.interrupt import patient_ctrl_c
 from fedquilt.cli.output import complain, out, say_warnings
@@ -29,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("demo")(demo.demo)
+app.command("advise")(advise.advise)
 app.command("run")(run.run)
 app.command("resume")(run.resume)
 app.command("extend")(run.extend)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
 from fedquilt.cli import options as opt
 from fedquilt.cli.output import note, out, print_json
@@ -14,16 +16,15 @@ from fedquilt.cli.request import Choices, take_request
 from fedquilt.cli.svg import save
 from fedquilt.cli.tables import summary_table, what_it_says
 
-if TYPE_CHECKING:
-    from fedquilt.report.quilt import Quilt
-
-METHODS = ("local", "fedavg", "fedprox", "fedper", "modfl")
+METHODS = ("local", "fedavg", "fedper", "modfl", "auto")
 EXPLAINED = (
     "[bold]What you are looking at.[/bold] 24 clients read handwritten digits. Half of them (gen2) see 8 x 8 pixels, "
     "half (gen1) only 4 x 4; each of four cohorts knows 6 of the 10 digits; a client has about 37 samples. "
-    "The table sets four federations against the same clients training alone (local). The quilt is ModFL's plan: a row "
-    "a client, a column a unit of its model. The unit that looks at pixels is shared among clients with the same "
-    "sensor, the unit that names digits among clients of the same cohort; so a client learns from two circles at once."
+    "The table sets four federations against the same clients training alone (local). In a quilt a row is a client, a "
+    "column a unit of its model, and patches that look alike are shared. The first is ModFL's plan, as sensors and "
+    "cohorts were declared: the unit that looks at pixels is shared among clients with the same sensor, the unit that "
+    "names digits among clients of the same cohort. The second is what auto found while it trained, with nothing "
+    "declared, layer by layer; the sentences below it say why."
 )
 CAUTION = (
     "It is a demonstration with one seed, on a federation made so that sharing by sensor and cohort has a reason to "
@@ -31,9 +32,10 @@ CAUTION = (
     "real."
 )
 NEXT = (
-    ("fedquilt run digits modfl --set renamed=2", "cohorts that disagree about names"),
+    ("fedquilt advise digits", "which method to use, and how sure that is"),
+    ("fedquilt run digits auto --set renamed=2", "cohorts that disagree about names"),
     ("fedquilt compare digits fedavg modfl --seeds 3", "is the difference real?"),
-    ("fedquilt run examples/own_clients.py fedper", "clients of your own"),
+    ("fedquilt run examples/own_clients.py auto", "clients of your own"),
     ("fedquilt list methods", "or scenarios, models, readouts, data"),
 )
 
@@ -49,7 +51,7 @@ def demo(
     picture: Picture = None,
     json: opt.AsJson = False,
 ) -> None:
-    """Five methods side by side on handwritten digits, in under a minute, and the quilt of who shares what."""
+    """Five methods side by side on handwritten digits, in about a minute, and the quilts of who shares what."""
     choices = Choices(rounds, device=device, engine=engine, evaluate_every=2, seeds=(seed,))
     order = take_request("digits", METHODS, choices)
     scenario = order.scenario(seed)
@@ -75,14 +77,21 @@ def demo(
         raise typer.Exit(130)
     if picture is not None:
         table = summary_table([outcome.summary for outcome in outcomes])
-        save(picture, "fedquilt demo", table, "", quilt(outcomes[-1]))
+        save(picture, "fedquilt demo", table, *quilts(outcomes))
 
 
-def quilt(outcome: Outcome) -> Quilt:
-    """The picture of who shares what."""
+def quilts(outcomes: list[Outcome]) -> list[RenderableType]:
+    """Who shares what: as it was planted, and as auto found it, with what auto says about it."""
     from fedquilt.report.quilt import Quilt
 
-    return Quilt(outcome.run.plan, [client.name for client in outcome.run.federation.scenario.clients])
+    found: list[RenderableType] = []
+    for outcome, title in zip(
+        outcomes[-2:], ("Planted and declared: modfl", "Found, nothing declared: auto"), strict=True
+    ):
+        names = [client.name for client in outcome.run.federation.scenario.clients]
+        found += ["", Text(title, style="bold"), Quilt(outcome.run.plan, names)]
+    changes = outcomes[-1].summary.get("changes", [])
+    return [*found, *(Text(f"• {sentence.partition('; rejected')[0]}", style="dim") for sentence in changes)]
 
 
 def show(outcomes: list[Outcome], stopped: bool) -> None:
@@ -95,8 +104,8 @@ def show(outcomes: list[Outcome], stopped: bool) -> None:
     out.print(what_it_says(shown[0]), style="dim")
     if stopped:
         return
-    out.print()
-    out.print(quilt(outcomes[-1]))
+    for drawn in quilts(outcomes):
+        out.print(drawn)
     out.print()
     out.print(EXPLAINED, width=min(out.width, 100))
     out.print(CAUTION, width=min(out.width, 100))

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from fedquilt._util.wording import flat
+from fedquilt.report.advice import ADVICE
 from fedquilt.report.comparison_data import ALONE, Group, at_rounds, known_mean, placed, view_data
 from fedquilt.report.plan_frames import frames, packed, small
 from fedquilt.report.read_runs import Reading, RunFiles, read_run, run_folders
+from fedquilt.report.run_texts import json_of, text_of
 
 
 def page_data(
@@ -25,12 +27,20 @@ def page_data(
     target: float | None = None,
 ) -> dict[str, Any]:
     """All that the page shows, ready for `json.dumps`."""
+    run_dirs = list(run_dirs)
     runs = [read_run(folder) for given in run_dirs for folder in run_folders(given)]
     if not runs:
         raise ValueError("a report needs at least one run directory")
     names = list(dict.fromkeys(run.scenario for run in runs))
     scenarios = [scenario_data(name, [r for r in runs if r.scenario == name], reference, target) for name in names]
-    return {"title": title or ", ".join(names), "scenarios": scenarios}
+    return {"title": title or ", ".join(names), "scenarios": scenarios, "advice": [advised(d) for d in run_dirs]}
+
+
+def advised(folder: str | Path) -> dict[str, list[str]]:
+    """What `fedquilt advise` said of the runs that a directory holds; nothing where it was not asked."""
+    path = Path(folder) / ADVICE
+    told = json_of(path, text_of(path))
+    return {key: [str(word) for word in told.get(key) or []] for key in ("sentences", "next")}
 
 
 def grouped(runs: Sequence[RunFiles]) -> list[Group]:

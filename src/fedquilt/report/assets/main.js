@@ -32,6 +32,17 @@ function runsTable() {
   );
 }
 
+// What a race of methods comes to: what to use first, then why, then commands.
+const advice = ({ sentences: [use, ...why], next }) =>
+  section(
+    "advice",
+    "Advice",
+    use,
+    el("ul", { class: "decisions" }, ...why.map(words => el("li", null, words))),
+    el("h3", null, "What to try next"),
+    el("pre", null, next.join("\n")),
+  );
+
 function build() {
   figures.forEach(f => {
     seen.unobserve(f.node);
@@ -42,6 +53,7 @@ function build() {
     main = document.getElementById("main"),
     [rounds, ...classes] = oneClient();
   const parts = [
+    ...state.data.advice.filter(told => told.sentences.length).map(told => ["advice", "Advice", advice(told)]),
     [
       "summary",
       "Summary",
