@@ -24,8 +24,9 @@ if shutil.which("nginx") is None:
     pytest.skip("nginx is not installed", allow_module_level=True)
 
 from deploy_help import lines, processes_of, row_key
-from test_deploy_endurance import Machines, wait
+from test_deploy_endurance import Machines, cut_power, wait
 
+from fedquilt.deploy.ops import keys, membership
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.ops.processes import free_port
 from fedquilt.deploy.ops.superlink import who_is_there
@@ -135,6 +136,47 @@ while time.monotonic() < end:
     except TimeoutError:
         pass
 """
+
+
+def test_a_certificate_that_runs_out_and_is_renewed(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as changed:
+        changed.setattr(keys, "_SERVER_DAYS", 0)
+        membership.renew(machines.project)
+    wait(lambda: all("certificate has expired" in machines.said(name) for name in machines.project.clients), 60)
+    membership.renew(machines.project)
+    print({"expired certificate": all_back(machines, 90)})
+
+
+def test_a_client_that_is_killed_is_back_at_once(machines: Machines) -> None:
+    name = machines.project.clients[0]
+    cut_power(machines.running[name])
+    machines.client(name)
+    seconds = all_back(machines, 30)
+    print({"killed client": seconds})
+    assert seconds < 25  # Flower alone would keep it out for a minute
+
+
+def test_one_process_serves_many_clients_and_a_newcomer_joins(machines: Machines) -> None:
+    project, first = machines.project, machines.project.clients[0]
+    where = ["--dir", str(project.folder)]
+    follower = machines.run("digits", "fedavg", "--rounds", "25", "--seed", "3")
+    wait(lambda: list(project.runs.glob("*fedavg-3*/letters.jsonl")), 90)
+    (folder,) = project.runs.glob("*fedavg-3*")
+    for name in ("late-1", "late-2"):
+        assert machines.type("members", "add", name, *where).wait(30) == 0
+        shutil.copy(project.client_folder(first) / "data.npz", project.client_folder(name))
+    machines.type("late", "client", str(project.client_folder("late-1")), str(project.client_folder("late-2")))
+    assert follower.wait(240) == 0
+    log = (folder / "leader.log").read_text()
+    assert "client 'late-1' joined after round" in log
+    assert "client 'late-2' joined after round" in log
+    traffic = lines(folder / "traffic.jsonl")
+    assert len(traffic) == 25
+    assert set(traffic[-1]["up"]) == {*project.clients, "late-1", "late-2"}
+    machines.running["late"].terminate()
+    assert machines.running["late"].wait(30) == 0
+    for name in ("late-1", "late-2"):
+        assert machines.type("members", "remove", name, *where).wait(30) == 0
 
 
 def test_a_closed_terminal_leaves_one_leader_and_the_simulations_numbers(machines: Machines) -> None:

@@ -38,7 +38,17 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("superlink.db*"))
 
 
-@pytest.mark.parametrize(("way", "code"), [("stall", "no-answer"), ("badobject", "no-answer"), ("bomb", "no-answer")])
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [
+        ("stall", "no-answer"),
+        ("badobject", "no-answer"),
+        ("bomb", "no-answer"),
+        ("poison", "far-from-others"),
+        ("nan", "not-finite"),
+        ("noise", "unreadable"),
+    ],
+)
 def test_it_is_left_out_by_name_and_the_run_goes_on(network: Network, way: str, code: str) -> None:
     with Hostile(network.project, BAD, way) as client:
         folder, summary = network.run("fedavg", rounds=2)

@@ -12,8 +12,10 @@ import socket
 import ssl
 import time
 import uuid
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import httpx
@@ -31,18 +33,24 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node as FlowerNode
+from flwr.supercore.constant import (
+    FLWR_COMPONENT_NAME_METADATA_KEY,
+    FLWR_PACKAGE_NAME_METADATA_KEY,
+    FLWR_PACKAGE_VERSION_METADATA_KEY,
+)
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supercore.version import package_name, package_version
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedquilt._util.files import write_text
 from fedquilt.deploy.project import Node
 from fedquilt.deploy.transport.flower_records import read_record, to_record
 
 SESSION = "node.session"
+_VERSION_HEADERS = (FLWR_PACKAGE_NAME_METADATA_KEY, FLWR_PACKAGE_VERSION_METADATA_KEY, FLWR_COMPONENT_NAME_METADATA_KEY)
 BEAT_EVERY, _INTERVAL = 10.0, 15.0  # seconds; the server takes a client for gone after twice the interval
 _ARRIVAL = 30.0  # seconds that the pieces of a letter may take: a server that died while sending never will complete it
 _BUSY = (502, 503, 504)
@@ -66,6 +74,24 @@ class Letter:
     message: Any
 
 
+class Signs:
+    """Signs requests with a client's key. Flower's own way to do so brings a web server along, and ends the process
+    where it likes a version less."""
+
+    def __init__(self, key: Any, public: bytes) -> None:
+        self._key, self._public = key, b64encode(public).decode()
+        versions = (package_name, package_version, "SuperNode")
+        self._version = dict(zip(_VERSION_HEADERS, versions, strict=True))
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Adds the headers by which a request shows whose it is, and when it was made."""
+        stamp = datetime.now(UTC).isoformat()
+        signature = b64encode(sign_message(self._key, stamp.encode())).decode()
+        shown = {"flwr-public-key": self._public, "flwr-timestamp": stamp, "flwr-signature": signature}
+        context.request.headers.update({**self._version, **shown})
+        return call_next(context)
+
+
 class Fleet:
     """A client's connection to the server. Many threads may use it."""
 
@@ -79,10 +105,8 @@ class Fleet:
             keys = generate_key_pairs()
         self._public = public_key_to_bytes(keys[1])
         certificate = (node.folder / "ca.crt").read_bytes() if node.tls else None
-        signs = NodeAuthHttpInterceptor(*keys)
-        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
-        where = f"{node.host}:{node.port}"
-        self._client = FleetHttpClient.from_server_address(where, not node.tls, certificate, [version, signs])
+        where, signs = f"{node.host}:{node.port}", Signs(keys[0], self._public)
+        self._client = FleetHttpClient.from_server_address(where, not node.tls, certificate, [signs])
 
     def come_in(self) -> None:
         """Tells the server that this client is there. One that was killed here says first that it had gone, else it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -133,10 +134,23 @@ class Service:
 
 
 def rotate(log: Path, largest: int = 20 << 20) -> bool:
-    """Puts a log that has grown large aside, in place of the one put aside before; whether it did."""
+    """Puts what a log that has grown large holds aside, in place of what was put aside before; whether it did.
+
+    The file itself stays, since processes hold it open and write to its end.
+
+    >>> import tempfile
+    >>> log = Path(tempfile.mkdtemp()) / "log"
+    >>> with log.open("a") as file:
+    ...     _ = file.write("much"), file.flush()
+    ...     done = rotate(log, largest=4)
+    ...     _ = file.write("more")
+    >>> done, log.read_text(), log.with_name("log.1").read_text()
+    (True, 'more', 'much')
+    """
     if not log.is_file() or log.stat().st_size < largest:
         return False
-    log.replace(log.with_name(log.name + ".1"))
+    shutil.copyfile(log, log.with_name(log.name + ".1"))
+    os.truncate(log, 0)
     return True
 
 

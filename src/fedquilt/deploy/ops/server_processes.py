@@ -6,10 +6,8 @@ Everything that is started is watched: what ends, or does not answer for a while
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
-import signal
 import sqlite3
 import ssl
 import sys
@@ -27,7 +25,7 @@ from fedquilt.deploy.ops.keys import check_certificate, make_authority, make_ser
 from fedquilt.deploy.ops.processes import Failed, Service, environment, free_port, listening, program, rotate
 from fedquilt.deploy.ops.registration import register_clients
 from fedquilt.deploy.project import Project
-from fedquilt.deploy.server.door import key_bytes
+from fedquilt.deploy.server.door import REFUSED, key_bytes
 
 _DEAF = 60.0  # seconds without an answer after which SuperLink is started again
 _CALM = 120.0  # seconds that a process must live for its earlier ends to be forgotten
@@ -109,13 +107,19 @@ class ServerSide:
             if time.monotonic() - looked > 5:
                 looked = time.monotonic()
                 heard = looked if self._healthy() else heard
-                if "gate" in self.services and rotate(self.project.server_folder / "nginx" / "access.log"):
-                    os.kill(self.services["gate"].process.pid, signal.SIGUSR1)  # nginx opens a new one
+                for log in self._logs():
+                    rotate(log)
             if time.monotonic() - heard > _DEAF:
                 yield f"SuperLink has not answered for {_DEAF:.0f} s; it is started again"
                 self._again("superlink")
                 heard = time.monotonic()
             time.sleep(poll)
+
+    def _logs(self) -> list[Path]:
+        """Files that grow while the server runs."""
+        folder = self.project.server_folder
+        gate = [folder / "nginx" / "access.log", folder / "nginx" / "error.log"]
+        return [service.log for service in self.services.values()] + [folder / REFUSED, *gate]
 
     def _again(self, name: str) -> None:
         """Starts a process again, after a pause that grows with how often that was done of late."""
