@@ -2,9 +2,11 @@
 
     python tests/deploy/soak.py --seed 1 --minutes 30
 
-Runs follow one another while faults come; each must end with about the accuracy of a simulation in which nothing
-happens, and with every round in its place. When the time is over, every client must be online and, once everything was
-ended, no process left. A line for each fault and run, and a summary; the exit status says whether it held.
+Runs follow one another while faults come. Each must have every round once, and every client's scores after every round
+must be those of a simulation in which the same clients took part in each round: nothing was lost, doubled or spoilt.
+When the time is over, every client must be online; a last run, in which nothing happens, must be the simulation's,
+round by round; and once everything was ended, no process may be left. A line for each fault and run, and a summary; the
+exit status says whether it held.
 """
 
 from __future__ import annotations
@@ -28,22 +30,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from deploy_help import lines, processes_of
+from deploy_help import lines, processes_of, row_key
 from hostile import WAYS
 from test_deploy_endurance import Machines, cut_power, descendants
 from test_deploy_heals import _CLOSER, pids_of, stranger
 
+from fedquilt.core.federation import Federation
 from fedquilt.deploy.ops import keys, membership
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.ops.processes import free_port
 from fedquilt.deploy.ops.superlink import who_is_there
 from fedquilt.deploy.project import Address, Rounds
-from fedquilt.runs.run import run
+from fedquilt.deploy.server.coordinator import DEFAULT_READOUTS
+from fedquilt.runs.rebuilding import make_method, make_readouts
 from fedquilt.scenarios import build
 
 CLIENTS, ROUNDS = 5, 25
 METHODS = ("modfl", "fedper", "fedavg")
-WORSE = 0.05  # accuracy that patchy rounds may cost
 HARMLESS = {"no-answer", "failed"}  # what an honest client may be left out for
 HERE = Path(__file__).parent
 
@@ -116,17 +119,18 @@ class Soak:
         """Checks a run that has ended."""
         folder = self.project.runs / self.run
         summary = json.loads((folder / "summary.json").read_text())
-        quiet = run(
-            build("digits", clients=CLIENTS), summary["method"], ROUNDS, len(self.runs), device="cpu",
-            engine="sequential", alone=False, evaluate_every=ROUNDS,
-        )  # fmt: skip
-        known = {"run": self.run, "accuracy": summary["accuracy_mean"], "simulated": quiet.summary["accuracy_mean"]}
-        self.runs.append(known | {"left_out": summary["left_out"], "bad": sorted(self.bad[self.run])})
-        self.say(f"run {self.run}: accuracy {known['accuracy']:.3f}, simulated {known['simulated']:.3f}")
-        if known["accuracy"] < known["simulated"] - WORSE:
-            raise Wrong(f"the run {self.run} is {known['simulated'] - known['accuracy']:.3f} worse than its simulation")
-        if [line["round"] for line in lines(folder / "traffic.jsonl")] != list(range(1, ROUNDS + 1)):
+        took = {line["round"]: set(line["up"]) for line in lines(folder / "traffic.jsonl")}
+        if [line["round"] for line in lines(folder / "traffic.jsonl")] != list(range(1, summary["rounds"] + 1)):
             raise Wrong(f"the run {self.run} does not have every round once")
+        mine = {row_key(row): row["accuracy"] for row in lines(folder / "metrics.jsonl")}
+        theirs = replay(summary["method"], summary["seed"], took)
+        off = [key for key, accuracy in mine.items() if abs(accuracy - theirs[key]) > 1e-6]
+        share = sum(map(len, took.values())) / (CLIENTS * len(took))
+        self.runs.append({"run": self.run, "accuracy": summary["accuracy_mean"], "took part": share, "rows": len(mine)})
+        told = f"accuracy {summary['accuracy_mean']:.3f}, {share:.0%} took part, {len(mine)} scores"
+        self.say(f"run {self.run}: {told}, {len(off)} unlike the simulation")
+        if off:
+            raise Wrong(f"the run {self.run} is not its simulation: {off[:3]}")
         for name, codes in summary["left_out"].items():
             if name not in self.bad[self.run] and set(codes) - HARMLESS:
                 raise Wrong(f"the honest client {name} was left out of {self.run} for {codes}")
@@ -352,10 +356,15 @@ class Soak:
         return time.monotonic() - start
 
     def last(self) -> None:
-        """Nothing goes wrong any more: the run that is going on ends well, and everybody is there."""
+        """Nothing goes wrong any more: the run that is going on ends well, everybody is there, and one run more is as
+        if nothing had ever happened."""
         done = len(self.runs)
-        self.until(lambda: len(self.runs) > done, 420, "the last run")
-        self.say(f"the last run has ended; everybody was online after {self.everybody():.0f} s")
+        self.until(lambda: len(self.runs) > done, 600, "the end of the run")
+        self.say(f"no more faults; everybody was online after {self.everybody():.0f} s")
+        self.until(lambda: len(self.runs) > done + 1, 600, "the last run")
+        if self.runs[done + 1]["took part"] < 1:
+            raise Wrong("somebody was missing in the last run, in which nothing happened")
+        self.everybody()
 
     def everybody(self) -> float:
         return self.until(lambda: self.online() == CLIENTS, 120, "every client online")
@@ -388,10 +397,29 @@ class Soak:
         return {
             "minutes": round(minutes, 1), "faults": self.faults.total(), "by kind": dict(self.faults),
             "runs": len(self.runs), "resumed": self.resumed, "server gave up": self.given_up,
-            "accuracy": [[round(known["accuracy"], 3), round(known["simulated"], 3)] for known in self.runs],
+            "accuracy": [round(known["accuracy"], 3) for known in self.runs],
+            "took part": [round(known["took part"], 2) for known in self.runs],
+            "scores as simulated": sum(known["rows"] for known in self.runs),
             "database MB": round(sum(file.stat().st_size for file in server.glob("superlink.db*")) / 1e6, 1),
             "wrong": wrong,
         }  # fmt: skip
+
+
+def replay(method: str, seed: int, took: dict[int, set[str]]) -> dict[tuple[int, str, str, str], float]:
+    """Every client's accuracies in a simulation in which these clients take part in each round."""
+    scenario = build("digits", clients=CLIENTS)
+    numbers = {client.name: number for number, client in enumerate(scenario.clients)}
+    training = scenario.training.but({"rounds": len(took)})
+    readouts = make_readouts(DEFAULT_READOUTS)
+    federation = Federation(scenario, make_method(method, {}), training, seed, "cpu", "sequential", readouts=readouts)
+    chosen = {round_: tuple(sorted(numbers[name] for name in names)) for round_, names in took.items()}
+    federation.sample_clients = lambda round_, *_: chosen[round_]  # type: ignore[method-assign]
+    return {
+        row_key(row): row["accuracy"]
+        for _ in took
+        for evaluation in federation.step().evaluations
+        for row in evaluation.rows()
+    }
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ class Exchange:
     """What one exchange of letters was: for the log and for `status`."""
 
     round: int
-    what: str  # "hello", "round", or "end" where clients only look at what they received
+    what: str  # "hello", "round", "newcomer", or "end" where clients only look at what they received
     attempt: int
     asked: list[str]
     answered: list[str] = field(default_factory=list)

@@ -115,7 +115,7 @@ class RemoteClients:
 
     def introduction(self, server: Server, down: Instructions) -> list[Update]:
         """What a newcomer has to show: one letter, whose outcome the client forgets again; nothing where none came."""
-        answers, _ = self._letters(server, {down.ids[0]: down}, (), 1, patience=_INTRODUCTION)
+        answers, _ = self._letters(server, {down.ids[0]: down}, (), 1, what="newcomer", patience=_INTRODUCTION)
         return stack(server.round + 1, answers, {down.ids[0]: 0})
 
     def take_over(self, before: RemoteClients) -> None:
@@ -179,12 +179,13 @@ class RemoteClients:
         last: bool = False,
         wanted: int = 0,
         needed: int = 0,
+        what: str = "round",
         patience: float | None = None,
     ) -> tuple[Answers, dict[int, str]]:
         """Sends letters, checks what comes back, and leaves out what must be; answers and letters' tokens."""
         tokens = {number: secrets.token_hex(16) for number in downs}
         letters = {self.names[n]: self._letter(down, tokens[n], readouts, last) for n, down in downs.items()}
-        record = Exchange(server.round + 1, "end" if last else "round", attempt, list(letters))
+        record = Exchange(server.round + 1, "end" if last else what, attempt, list(letters))
         record.bytes_down = {name: len(letter) for name, letter in letters.items()}
         start = time.perf_counter()
         answers: Answers = {}
