@@ -50,6 +50,7 @@ class Hostile:
     def __exit__(self, *_: object) -> None:
         self.over.set()
         self._thread.join(20)
+        self.fleet._client.close()
 
     def work(self) -> None:
         beaten = 0.0
