@@ -10,11 +10,12 @@ WORKERS ?= 2
 SEED ?= 1
 MINUTES ?= 30
 
-.PHONY: help demo test lint types test-gpu test-deploy soak bench docs clean
+.PHONY: help demo test lint types fuzz test-gpu test-deploy soak bench docs clean
 
 help:
 	@echo "make demo         set up, then five methods side by side on handwritten digits (about a minute)"
 	@echo "make test         set up, then lint, types, and all tests and examples"
+	@echo "make fuzz         damaged uploads, runs, files and settings by the thousand (some minutes)"
 	@echo "make test-gpu     the tests that need a GPU"
 	@echo "make test-deploy  the slow tests on a real network stack"
 	@echo "make soak         a deployment under random faults for half an hour (SEED=1 MINUTES=30)"
@@ -54,6 +55,9 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) tests/fuzz --hypothesis-profile=fuzz
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu -ra

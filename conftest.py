@@ -21,6 +21,13 @@ if "FEDQUILT_STATE" not in os.environ:
     os.environ["FEDQUILT_STATE"] = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, os.environ["FEDQUILT_STATE"], ignore_errors=True)
 
+try:
+    from hypothesis import settings
+
+    settings.register_profile("fuzz", max_examples=3000)  # `make fuzz`: tests/fuzz multiply their examples by it
+except ModuleNotFoundError:  # without the extra for developers there are still doctests
+    pass
+
 EXTRAS = {
     "griffe": "docs/doctests.py",
     "flwr": "*/deploy/*",

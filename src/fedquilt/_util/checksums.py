@@ -76,7 +76,7 @@ def sealed(folder: Path, format_: object) -> dict[str, str]:
         found = json.loads(path.read_text(encoding="utf-8"))
         files: dict[str, str] = found["files"]
         whole = found["check"] == digest(json.dumps(files).encode())
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"'{path}' cannot be read ({error}); get it from a copy of the run") from None
     if not whole:
         raise Damaged(f"'{path}' was changed after it was written (its checksum differs); get it from a copy")

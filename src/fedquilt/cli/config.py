@@ -17,7 +17,8 @@ What is said on the command line counts more. Settings of the scenario and the m
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,10 @@ class Config:
 
     def request(self, choices: Choices) -> Request:
         """What is to be run: what the file says, and on top what was said on the command line."""
+        with _sensible(self.path):
+            return self._request(choices)
+
+    def _request(self, choices: Choices) -> Request:
         from fedquilt.attacks import attack_of
         from fedquilt.engines.settings import Training
         from fedquilt.runs.rebuilding import make_readouts
@@ -97,7 +102,21 @@ class Config:
 
 def read_config(path: Path, trust: bool) -> Config:
     """The configuration in a file; code that the `run.toml` of somebody else names is refused as `resume` does."""
-    known = _read(path)
+    with _sensible(path):
+        return _config(path, _read(path), trust)
+
+
+@contextmanager
+def _sensible(path: Path) -> Iterator[None]:
+    """Say in a sentence that a file has values of another kind than they should be."""
+    try:
+        yield
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise Refused(f"{path} does not say what it should: {' '.join(str(error).split())}") from error
+
+
+def _config(path: Path, known: Mapping[str, Any], trust: bool) -> Config:
+    """What a file's settings mean."""
     for key in known:
         if key not in (*OPTIONS, *_TABLES, *_NOTED):
             raise Refused(f"{path}: {did_you_mean(key, [*OPTIONS, *_TABLES], 'setting of a run')}")
@@ -134,6 +153,8 @@ _KINDS = {int: "a whole number", str: "a text", bool: "true or false"}
 
 def _table(told: Any) -> dict[str, Any]:
     """What is said of a thing, or its name alone, as a table."""
+    if not isinstance(told, str | Mapping):
+        raise Refused(f"a scenario, method, merge or attack is a name or a table with a name, not {told!r}")
     return {"name": told} if isinstance(told, str) else dict(told)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import struct
@@ -26,6 +27,9 @@ _BROKEN = (
     EOFError,
     UnicodeDecodeError,
     NotImplementedError,  # a zip method or encryption this Python cannot read
+    RuntimeError,  # an encrypted member
+    OverflowError,
+    struct.error,
 )
 
 
@@ -47,6 +51,10 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except _BROKEN as error:
         raise refuse(path, f"it is truncated or of another format ({type(error).__name__}: {error})") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a place in the file that is none; all others are the disk's
+            raise
+        raise refuse(path, f"it is truncated or of another format ({error})") from error
 
 
 def tar_members(path: Path, wanted: Sequence[str]) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ from fedquilt._util.suggest import did_you_mean
 from fedquilt.data.npz import NotArrays, read_arrays
 
 _MISSING = ("", "na", "nan", "null", "none", "?")
+_MOST = 2**53  # from here on floats are no whole numbers one by one
 _PEAK = 255  # of an image of bytes
 
 
@@ -71,6 +72,8 @@ def numbered(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
                 f"labels are classes, but one is {float(labels[labels != labels.round()][0]):g}; numbers to predict "
                 "would be a regression, which there is none of yet: put them into bins"
             )
+        if float(np.abs(labels).max(initial=0)) >= _MOST:
+            raise ValueError(f"labels are classes, but one is {float(np.abs(labels).max()):g}; number them from 0 up")
         labels = labels.astype(np.int64)
     if labels.dtype.kind in "iu" and int(labels.min()) >= 0:
         return labels.astype(np.int64), ()
@@ -172,7 +175,11 @@ def _from_columns(
     gaps = [name for name, values in features.items() if not np.isfinite(values.astype(np.float64)).all()]
     if gaps:
         raise ValueError(f"{whose}: column '{gaps[0]}' has gaps; fill or drop them first")
-    x = np.stack([values.astype(np.float32) for values in features.values()], axis=1)
+    with np.errstate(over="ignore"):
+        x = np.stack([values.astype(np.float32) for values in features.values()], axis=1)
+    huge = ~np.isfinite(x).all(axis=0)
+    if huge.any():
+        raise ValueError(f"{whose}: column '{list(features)[int(huge.argmax())]}' has numbers that float32 cannot hold")
     return x, columns[label], columns[client] if isinstance(client, str) else client
 
 

@@ -34,7 +34,7 @@ def text_of(path: Path, checksum: str | None = None) -> str:
 def json_of(path: Path, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"'{path}' is not JSON ({error}); remove it to report the rest of the run") from None
     return found if isinstance(found, dict) else {}
 
@@ -42,7 +42,7 @@ def json_of(path: Path, text: str) -> dict[str, Any]:
 def toml_of(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"'{path}' is not TOML ({error}); remove it to report the rest of the run") from None
 
 
@@ -51,12 +51,12 @@ def lines_of(path: Path, text: str) -> list[dict[str, Any]]:
     lines = [line for line in text.split("\n") if line.strip()]
     try:
         return list(json.loads("[" + ",".join(lines) + "]"))  # one call: four times as fast as one a line
-    except ValueError:
+    except (ValueError, RecursionError):
         found = []
         for number, line in enumerate(lines, 1):
             try:
                 found.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if number < len(lines):
                     raise ValueError(f"line {number} of '{path}' is not JSON ({error})") from None
         return found

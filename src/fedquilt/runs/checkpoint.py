@@ -210,5 +210,5 @@ def load(folder: Path) -> tuple[Tensors, dict[str, Any]] | None:
         return read_tensors(folder / Path(text["tensors"]).name, text["sha256"]), text
     except Damaged:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{folder} holds no checkpoint that can be read ({error}); it was left as it is") from error

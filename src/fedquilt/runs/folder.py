@@ -293,5 +293,5 @@ class RunFolder:
         try:
             whole = data[: data.rfind(b"\n") + 1].decode("utf-8")
             return [json.loads(line) for line in whole.splitlines()]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Damaged(f"'{path}' holds a line that is not JSON ({error}); it was left as it is") from None

@@ -34,6 +34,12 @@ from fedquilt.scenarios.own import split_address
 
 FORMAT = 2
 READABLE = (1, 2)  # in format 1 nothing but the checkpoint has checksums
+# what settings are, and the least they can be
+_KINDS: dict[str, tuple[type, int]] = {
+    "seed": (int, 0), "threads": (int, 1), "evaluate_every": (int, 1), "checkpoint_every": (int, 1),
+    "clients_at_once": (int, 1), "alone": (bool, 0), "device": (str, 0), "engine": (str, 0), "readouts": (list, 0),
+    "scenario": (dict, 0), "method": (dict, 0), "training": (dict, 0), "merge": (dict, 0), "attack": (dict, 0),
+}  # fmt: skip
 # what the results of a run follow from
 _DECIDES = ("scenario", "method", "seed", "training", "merge", "readouts", "evaluate_every", "fingerprint")
 
@@ -86,10 +92,15 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise Damaged(f"'{folder}' is not a run directory: it has no run.toml; it was left as it is")
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"'{path}' is not TOML ({error}); it was left as it is") from None
     if found.get("format") not in READABLE or "scenario" not in found or "method" not in found:
         raise Damaged(f"'{path}' was not written by this version of fedquilt; it was left as it is")
+    for key, (kind, least) in _KINDS.items():
+        value = found.get(key)
+        right = isinstance(value, kind) and isinstance(value, bool) is (kind is bool)
+        if key in found and (not right or (isinstance(value, int) and value < least)):
+            raise Damaged(f"'{path}': {key} = {value!r} cannot be; it was left as it is")
     return found
 
 
