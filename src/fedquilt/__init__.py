@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedquilt.engines.settings import Training
     from fedquilt.families.units import Unit, cut
     from fedquilt.methods import METHODS, Method
+    from fedquilt.privacy import Privacy
     from fedquilt.runs.onboarding import Onboarded, onboard
     from fedquilt.runs.result import Run
     from fedquilt.runs.run import extend, resume, run
@@ -39,6 +40,7 @@ __all__ = [
     "Method",
     "Onboarded",
     "Plan",
+    "Privacy",
     "Run",
     "Scenario",
     "Split",
@@ -68,6 +70,7 @@ _HOMES = {
     "engines.settings": ("Training",),
     "families.units": ("Unit", "cut"),
     "methods": ("METHODS", "Method"),
+    "privacy": ("Privacy",),
     "runs.saved_models": ("load_model",),
     "runs.onboarding": ("Onboarded", "onboard"),
     "runs.result": ("Run",),

@@ -68,6 +68,16 @@ def streams(keys: Numbers, round_: int, epochs: int) -> NDArray[np.int64]:
     return _mix_here(start[:, None] + epoch).view(np.int64)
 
 
+def each_of(count: int, share: float, key: int) -> tuple[int, ...]:
+    """Those of the numbers from 0 to count that are chosen, each by itself, with a probability: maybe none.
+
+    >>> each_of(10, 1.0, key=1) == tuple(range(10)), len(each_of(10_000, 0.25, key=1))
+    (True, 2611)
+    """
+    hashes = _mix_here(np.uint64(key) + np.arange(count, dtype=np.uint64) * np.uint64(GOLDEN))
+    return tuple(np.flatnonzero((hashes >> np.uint64(11)) * 2.0**-53 < share).tolist())
+
+
 def some_of(count: int, number: int, key: int) -> tuple[int, ...]:
     """Some of the numbers from 0 to count, in order: those with the lowest hashes.
 

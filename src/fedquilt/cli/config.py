@@ -38,7 +38,7 @@ OPTIONS = {
     "rounds": int, "seed": int, "device": str, "engine": str, "clients_at_once": int, "evaluate_every": int,
     "alone": bool, "checkpoint_every": int, "out": str,
 }  # fmt: skip
-_TABLES = ("scenario", "method", "training", "merge", "readouts", "attack")
+_TABLES = ("scenario", "method", "training", "merge", "readouts", "attack", "dp")
 # what a run notes of itself, which decides nothing when it is repeated
 _NOTED = (
     "format", "engines", "threads", "clients", "label_names", "fingerprint", "started", "extended", "model_code",
@@ -59,6 +59,7 @@ class Config:
     readouts: tuple[str, ...]
     merge: Mapping[str, Any]
     attack: Mapping[str, Any]
+    dp: Mapping[str, Any]
     options: Mapping[str, Any]  # of the command, by the names of its parameters
 
     def request(self, choices: Choices) -> Request:
@@ -69,6 +70,7 @@ class Config:
     def _request(self, choices: Choices) -> Request:
         from fedquilt.attacks import attack_of
         from fedquilt.engines.settings import Training
+        from fedquilt.privacy import Privacy
         from fedquilt.runs.rebuilding import make_readouts
         from fedquilt.sharing import merge_of
 
@@ -83,6 +85,7 @@ class Config:
         lie = None if named is None else attack_of(named)
         if lie is not None:
             specs["attack"] = spec_of(lie)
+        specs["dp"] = spec_of(Privacy)
         rounds, words = rounds_of(choices, specs["training"])
         placed = assign(words, {**specs, name: spec_of(type(self.method))}, [name])
         if rounds is not None:
@@ -97,7 +100,14 @@ class Config:
             make(**{**values_of(merge), **placed["merge"]}),
             choices,
             None if lie is None else lie(**{**attack, **placed["attack"]}),
+            Privacy(**_promised(self.dp, placed["dp"])) if self.dp or placed["dp"] else None,
         )
+
+
+def _promised(told: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """The privacy of a file, with what was said on top; another promise has another noise, which is to be found."""
+    kept = {key: value for key, value in told.items() if key != "noise" or not said or "epsilon" not in told}
+    return {**kept, **said}
 
 
 def read_config(path: Path, trust: bool) -> Config:
@@ -144,6 +154,7 @@ def _config(path: Path, known: Mapping[str, Any], trust: bool) -> Config:
         (readouts,) if isinstance(readouts, str) else tuple(readouts),
         merge,
         attack,
+        values_of(known.get("dp", {})),
         options | ({"out_dir": Path(known["out"])} if "out" in known else {}),
     )
 

@@ -14,6 +14,7 @@ from fedquilt.cli.settings import SettingSpec, assign, convert, spec_of
 if TYPE_CHECKING:
     from fedquilt.attacks import Attack
     from fedquilt.methods import Method
+    from fedquilt.privacy import Privacy
     from fedquilt.readouts import Readout
     from fedquilt.scenario import Scenario
     from fedquilt.sharing import Rule
@@ -50,6 +51,7 @@ class Request:
     rule: Rule
     choices: Choices
     attack: Attack | None = None
+    privacy: Privacy | None = None
 
     def how(self) -> dict[str, Any]:
         """The arguments of `fedquilt.run` that this order decides."""
@@ -57,6 +59,7 @@ class Request:
         return {
             "readouts": self.readouts, "device": choices.device, "engine": choices.engine, "merge": self.rule,
             "attack": self.attack,
+            "privacy": self.privacy,
             "clients_at_once": choices.clients_at_once, "evaluate_every": choices.evaluate_every,
         }  # fmt: skip
 
@@ -71,6 +74,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
     from fedquilt.attacks import attack_of
     from fedquilt.engines.settings import Training
     from fedquilt.methods.find import find as find_method
+    from fedquilt.privacy import Privacy
     from fedquilt.runs.rebuilding import make_method, make_readouts
     from fedquilt.sharing import merge_of
 
@@ -88,6 +92,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
         "scenario": spec_of(source.builder),
         "training": spec_of(Training),
         "merge": spec_of(merge),
+        "dp": spec_of(Privacy),
     }
     if choices.attack is not None:
         specs["attack"] = spec_of(attack_of(choices.attack))
@@ -110,6 +115,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
         merge(**placed["merge"]),
         choices,
         None if choices.attack is None else attack_of(choices.attack)(**placed["attack"]),
+        Privacy(**placed["dp"]) if placed["dp"] else None,
     )
 
 

@@ -15,7 +15,7 @@ from fedquilt.cli.config import ENDINGS, Config, read_config
 from fedquilt.cli.output import Refused, note, out, print_json
 from fedquilt.cli.progress import Outcome, ProgressBoard
 from fedquilt.cli.request import Choices, take_request
-from fedquilt.cli.tables import summary_table, what_it_says
+from fedquilt.cli.tables import in_full, summary_table, what_it_says
 from fedquilt.cli.watch import watched
 
 if TYPE_CHECKING:
@@ -183,6 +183,8 @@ def show(outcome: Outcome, quilt: bool) -> None:
     out.print(summary_table([summary]))
     out.print()
     out.print(what_it_says(summary), style="dim")
+    if "privacy" in summary:
+        out.print(in_full(summary))
     if "trouble" in summary:
         note(summary["trouble"])
     if summary["refused_updates"]:

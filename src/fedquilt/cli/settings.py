@@ -1,7 +1,7 @@
 """Settings as words: `clients=18 lr=0.05 by.head=cohort` becomes values, each for the part that knows its name.
 
 A key belongs to the scenario, to training, to the merge or to a method. Where two of them know it, it has to be said
-which is meant: `training.share=0.5`, `fedprox.mu=0.1`.
+which is meant: `training.share=0.5`, `fedprox.mu=0.1`. Those of privacy are always said with its name: `dp.epsilon=8`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fedquilt._util.wording import settings_of
 from fedquilt.cli.output import Refused
 
 MANY = ("--set", "--sweep", "--traits")  # options that take several words
+BY_NAME = ("dp",)  # parts whose settings are always said with their name: dp.noise is not the noise of a scenario
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -114,7 +115,7 @@ def _owners(
     if path[0] in groups and len(path) > 1:
         within, path = groups[path[0]], path[1:]
     else:
-        within = list(specs)
+        within = [name for name in specs if name not in BY_NAME]
     if len(path) > 2:
         raise Refused(f"'{'.'.join(path)}' has too many dots; a setting is key=value or key.entry=value")
     key, inner = path[0], path[1] if len(path) == 2 else None

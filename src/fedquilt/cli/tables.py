@@ -57,3 +57,14 @@ def what_it_says(summary: Summary) -> str:
         f"Accuracy on {summary['split']} data after round {summary['rounds']}, read-out '{summary['readout']}': "
         f"mean ± standard deviation over {summary['clients_measured']} clients.{told}"
     )
+
+
+def in_full(summary: Summary) -> str:
+    """What privacy a run has, and how much of its rounds is noise.
+
+    >>> in_full({"privacy": "Private with epsilon 8.", "noise_multiplier": 2.0, "clip": 0.5, "signal_to_noise": 0.031})
+    'Private with epsilon 8. Noise 2 times the clip 0.5; a round moves a model at most 0.031 times as far as its noise.'
+    """
+    ratio = summary.get("signal_to_noise")
+    told = "" if ratio is None else f"; a round moves a model at most {ratio:.2g} times as far as its noise"
+    return f"{summary['privacy']} Noise {summary['noise_multiplier']:.3g} times the clip {summary['clip']:.3g}{told}."

@@ -96,8 +96,13 @@ def measure(look: EvaluationContext, readouts: Iterable[Readout]) -> dict[tuple[
 
 
 def training_losses(simulation: Simulation, numbers: Sequence[int]) -> Tensor:
-    """(k,) the mean loss over the steps of some clients' last training; NaN for who did not train in this round."""
+    """(k,) the mean loss over the steps of some clients' last training; NaN for who did not train in this round.
+
+    Under privacy it stays with the client: NaN for all.
+    """
     losses = torch.full((len(numbers),), torch.nan, dtype=torch.float64)
+    if simulation.terms.privacy is not None:
+        return losses
     at = {number: place for place, number in enumerate(numbers)}
     for family_state in simulation.family_states:
         round_, places = family_state.lost

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt._util.plain_values import whole, with_python_settings
-from fedquilt._util.randomness import key_of, some_of
+from fedquilt._util.randomness import each_of, key_of, some_of
 from fedquilt._util.suggest import did_you_mean
 from fedquilt._util.turns import one_at_a_time
 from fedquilt.attacks import Attack
 from fedquilt.core.attacked import AttackedSimulation
 from fedquilt.core.backend import Backend
 from fedquilt.core.evaluation import predict
+from fedquilt.core.guard import Guard
 from fedquilt.core.merge_rules import trusted_names, with_server_client
+from fedquilt.core.privacy_rules import check_method, check_models, uses
 from fedquilt.core.server import Server
 from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
@@ -28,6 +30,7 @@ from fedquilt.core.virtual_time import Answers, make_clock
 from fedquilt.engines.settings import Training
 from fedquilt.interface.messages import Passed, Roster, counted
 from fedquilt.interface.method import Method
+from fedquilt.privacy import Budget, Privacy, found
 from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
@@ -48,11 +51,17 @@ class RoundReport:
     refused: int | None  # updates left out so far; None where nobody looked: it would make a GPU wait
     clock: float | None = None  # virtual seconds since the start, where clients declare what they are made of
     late: tuple[int, ...] = ()  # who took part and was too late
+    spent: Callable[[], float] | None = None
 
     @cached_property
     def traffic(self) -> Traffic:
         """What the round moved, from its plan: counted when somebody asks."""
         return self.moved()
+
+    @cached_property
+    def epsilon(self) -> float | None:
+        """What privacy has cost up to this round; None where none was asked for."""
+        return None if self.spent is None else self.spent()
 
 
 Callback = Callable[["Federation", RoundReport], None]
@@ -81,6 +90,8 @@ class Federation:
         evaluate_every: int = 1,
         clients: Backend | None = None,
         attack: Attack | None = None,
+        privacy: Privacy | None = None,
+        secret: int | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"a Federation takes a method made ready, such as methods.FedAvg(), not {method!r}")
@@ -97,22 +108,44 @@ class Federation:
         self.device = pick_device(device)
         self.readouts = _with_own(method, tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]()))
         self.evaluate_every = evaluate_every
-        self.terms = Terms(method, self.training, scenario.classes, seed, scenario.common, scenario.public_test)
+        privacy = self._accounted(privacy, rule)
+        self.terms = Terms(
+            method, self.training, scenario.classes, seed, scenario.common, scenario.public_test, privacy
+        )
+        self.secret = seed if secret is None else secret  # what participants and noise of privacy are drawn by
         self.attack = None if attack is None else with_python_settings(attack)
         trusted = trusted_names(rule)
         suspects = [number for number, client in enumerate(scenario.clients) if client.name not in trusted]
         self.liars = () if self.attack is None else self.attack.drawn(suspects, seed)
         self.backend: Backend = clients or self._simulated(engine, clients_at_once)
+        if privacy is not None:
+            check_models(privacy, self.backend.architectures())
         roster = Roster(
             tuple(self.backend.members().values()), scenario.classes, self.training.rounds, seed, scenario.common,
             tuple(scenario.label_names), scenario.public_test,
         )  # fmt: skip
+        central = privacy is not None and privacy.level == "client"
+        guard = Guard(privacy, self.training.share, len(roster), self.secret) if privacy and central else None
         self.server = Server(
-            method, roster, self.backend.first_values, rule, self.device, self.backend.probabilities
+            method, roster, self.backend.first_values, rule, self.device, self.backend.probabilities, privacy, guard
         )  # fmt: skip
         changing = any(client.changes for client in scenario.clients)
         passes = self.backend.passes if isinstance(self.backend, Simulation) else 0
         self.clock = make_clock(self.training, method, self.server, passes, changing) if passes else None
+
+    def _accounted(self, privacy: Privacy | None, rule: Rule) -> Privacy | None:
+        """The privacy that was asked for, with its noise; what it does not go with is refused."""
+        self.budget: Budget | None = None
+        if privacy is None:
+            return None
+        if privacy.level == "sample":
+            raise ValueError("dp.level=sample is not built yet; take client or local")
+        clients = self.scenario.clients
+        check_method(privacy, self.method, self.method.local(), rule, self.training, clients)
+        used = uses(privacy, self.training, [client.samples for client in clients])
+        privacy = found(privacy, used, self.training.rounds)
+        self.budget = Budget(privacy, used)
+        return privacy
 
     def _simulated(self, engine: str, clients_at_once: int | None) -> Simulation:
         who = (self.scenario.clients, self.terms, self.device, engine, clients_at_once)
@@ -135,6 +168,8 @@ class Federation:
     def sample_clients(self, round_: int, busy: Set[int] = frozenset()) -> tuple[int, ...]:
         """Who takes part in a round, beside those who are at work still: a function of the seed and the round."""
         clients = len(self.scenario.clients)
+        if self.training.sampling == "poisson" and self.training.share < 1:
+            return each_of(clients, self.training.share, key_of("participants", self.secret, round_))
         number = max(1, round(self.training.share * clients)) - len(busy)
         chosen = some_of(clients - len(busy), max(0, number), key_of("participants", self.seed, round_))
         if busy:
@@ -168,13 +203,17 @@ class Federation:
             int(self.server.refused.sum()) if due or self.device.type == "cpu" else None,
             None if self.clock is None else self.clock.now,
             answers.late,
+            None if self.budget is None else partial(self.budget.epsilon, round_, round_ == self.training.rounds),
         )
 
     def _exchange(self, round_: int, readouts: Sequence[Readout]) -> Answers:
         """What the clients of a round send, all of it or what is there in time."""
+        chosen = self.sample_clients(round_, frozenset() if self.clock is None else self.clock.busy())
+        if not chosen and self.training.sampling == "poisson":
+            return Answers([], [])
         if self.clock is not None:
-            return self.clock.exchange(self.server, self.backend, self.sample_clients(round_, self.clock.busy()))
-        pairs = self.backend.exchange(self.server, self.sample_clients(round_), readouts)
+            return self.clock.exchange(self.server, self.backend, chosen)
+        pairs = self.backend.exchange(self.server, chosen, readouts)
         return Answers([up for _, up in pairs], [Passed.of(down, up) for down, up in pairs])
 
     def _due(self, round_: int) -> bool:

@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from fedquilt._util.randomness import key_of
+from fedquilt.core.guard import Guard
 from fedquilt.core.merge_rules import check_circles, trusted_among
+from fedquilt.core.privacy_rules import check_plan
 from fedquilt.core.selection import Selection
-from fedquilt.core.values import CircleValues, Key, Merging, size_of
+from fedquilt.core.values import CircleValues, Key, Merging, owned, size_of
 from fedquilt.families.common import Common
 from fedquilt.interface.messages import ClientInfo, Instructions, Roster, UnitValues, Update, Updates
 from fedquilt.interface.method import Method, State
-from fedquilt.sharing import AnyUnit, MixedUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, traffic
+from fedquilt.privacy import Privacy
+from fedquilt.sharing import MixedUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, traffic
 from fedquilt.sharing.rule import ContextRule
 
 _COUNT_AFTER = 64  # rounds whose left-out updates wait to be counted
@@ -25,7 +28,8 @@ class Server:
     """Writes plans, merges what is sent, and hands each client the values of its circles.
 
     `first` gives the first value of every unit in every shape: that of the first client to bring it; of a pool, circle
-    j has those of the draw j. `rule` is how copies are merged.
+    j has those of the draw j. `rule` is how copies are merged; with a `guard` it is by a mean with noise. `privacy`
+    says which plans are refused.
     """
 
     def __init__(
@@ -36,8 +40,11 @@ class Server:
         rule: Rule = mean,
         device: torch.device | str = "cpu",
         models: Callable[[Updates, Common], tuple[Tensor, Tensor]] | None = None,
+        privacy: Privacy | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.method, self.roster, self.rule, self.models = method, roster, rule, models
+        self.privacy, self.guard = privacy, guard
         self.device = torch.device(device)
         self.round = 0
         self.merging: Merging
@@ -45,7 +52,7 @@ class Server:
         self._left_out: list[list[tuple[Tensor, Tensor]]] = []  # by round: who sent, and whose copies were not finite
         self.state: State = method.begin(roster)
         self.plan = method.plan(self.state, roster)
-        self.plan.check(roster.signatures(), roster.names)
+        self._check(self.plan)
         check_circles(rule, self.plan)
         self.all_values = self._arrange(self.plan)
         draws = [first(0)]
@@ -92,6 +99,8 @@ class Server:
             elif bool((sends := of(self.plan.sends(unit))).any()):
                 send[unit] = sends
         told = self.method.tell(self.state, self.roster, ids)
+        if self.guard is not None:
+            told = {**told, **self.guard.tells(len(ids))}
         return Instructions(
             self.round + 1, ids, tuple(blocks), tuple(pulls), send, self._everyone, told, offers, copies
         )
@@ -107,6 +116,8 @@ class Server:
         left_out: list[tuple[Tensor, Tensor]] = []
         for circle_values in list(self.all_values):
             self._merge_values(circle_values, ups, left_out)
+        if self.guard is not None:
+            self.guard.next(ups)
         self._left_out.append(left_out)
         self.round += 1
         if len(self._left_out) >= _COUNT_AFTER:
@@ -181,14 +192,20 @@ class Server:
         """Write the plan anew; where it differs, or the roster does from the one before, values find their places."""
         plan = self.method.plan(self.state, self.roster)
         if plan != self.plan or (before is not self.roster and self.roster.signatures() != before.signatures()):
-            plan.check(self.roster.signatures(), self.roster.names)
+            self._check(plan)
             self._rearrange(plan, before)
             self.plan = plan
+
+    def _check(self, plan: Plan) -> None:
+        """Refuse a plan that does not suit the clients, or the privacy that was promised to them."""
+        plan.check(self.roster.signatures(), self.roster.names)
+        if self.privacy is not None:
+            check_plan(self.privacy, plan, self.roster)
 
     def _declared(self) -> None:
         self.sizes = self.roster.sizes()
         counts = {(u, member.units[u]): n for member in self.roster.members for u, n in member.statistics.items()}
-        self.merging = Merging(self.rule, self.method, counts, trusted_among(self.rule, self.roster))
+        self.merging = Merging(self.rule, self.method, counts, trusted_among(self.rule, self.roster), guard=self.guard)
         self._everyone = int(self.roster.samples.sum())
 
     # --- values ----------------------------------------------------------------------------------------------------
@@ -209,13 +226,12 @@ class Server:
                 self._merge_values(single, ups, left_out)
             return
         parts = [part for part in whole if part is not None]
-        if not parts:
-            return
         if len(parts) == 1:
             ids, values = parts[0]
             left_out.append((ids, circle_values.replayed(ids, values, self.merging)))
-        else:
-            left_out.append((torch.cat([ids for ids, _ in parts]), circle_values.merge(parts, self.merging)))
+        elif parts or self.guard is not None:  # that nobody was heard must not show under noise
+            everyone = torch.cat([torch.zeros(0, dtype=torch.int64), *(ids for ids, _ in parts)])
+            left_out.append((everyone, circle_values.merge(parts, self.merging)))
 
     def _part(self, up: Update, keys: Sequence[Key]) -> tuple[Tensor, Tensor] | None:
         has = self.roster.members[up.ids[0]].units
@@ -265,12 +281,12 @@ class Server:
                 if before is not None:
                     rows = inherit(circle_values.plan, before.plan).to(self.device)
                     row = rows.clamp(min=0)
-                    single.known = (rows >= 0) & (before.known & _owned(before.plan, key, roster).to(self.device))[row]
+                    single.known = (rows >= 0) & (before.known & owned(before.plan, key, roster).to(self.device))[row]
                     single.value = torch.where(single.known[:, None], before.column(key)[row], 0.0)
                     for name, tensor in before.memory.items():
                         kept = tensor[:, before.columns(key)][row]
                         single.memory[name] = torch.where(single.known[:, None], kept, 0.0)
-                single.known |= ~_owned(circle_values.plan, key, self.roster).to(
+                single.known |= ~owned(circle_values.plan, key, self.roster).to(
                     self.device
                 )  # these rows nobody asks for
                 singles.append(single)
@@ -282,12 +298,3 @@ class Server:
             else:
                 all_values += singles
         self.all_values = all_values
-
-
-def _owned(plan: AnyUnit, key: Key, roster: Roster) -> Tensor:
-    """(circles,) which circles have a member with a unit of this shape."""
-    has = torch.tensor([member.units.get(key[0]) == key[1] for member in roster.members])
-    if isinstance(plan, UnitPlan) and plan.pool is not None:  # all are there to be chosen
-        return has.any().expand(plan.count)
-    inside = has & (plan.circle >= 0) if isinstance(plan, UnitPlan) else has
-    return torch.zeros(plan.count, dtype=torch.bool).index_fill_(0, plan.row[inside], True)

@@ -11,12 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedquilt._util.randomness import key_of
 from fedquilt._util.turns import one_at_a_time
 from fedquilt.client import Client
 from fedquilt.core.evaluation import evaluate, probabilities
 from fedquilt.core.family_state import FamilyState, blocks_of, covers, do, install_into, write
 from fedquilt.core.local_training import LocalTraining
 from fedquilt.core.membership import Membership
+from fedquilt.core.protection import protect
 from fedquilt.core.server import Server
 from fedquilt.core.terms import Terms
 from fedquilt.engines.check_models import naming
@@ -35,7 +37,7 @@ class Simulation:
     """Clients and their models. `numbers` are the clients' numbers in the federation (default: 0, 1, ...).
 
     `engine` is auto, vectorised, parallel or sequential, or one for each family with commas between; `clients_at_once`
-    bounds how many are trained in one stack.
+    bounds how many are trained in one stack. Clients' own noise is drawn by `secret` (default: the seed).
     """
 
     late: ClassVar[bool] = False  # scores of a round come when it is over
@@ -48,11 +50,12 @@ class Simulation:
         engine: str = "auto",
         clients_at_once: int | None = None,
         numbers: Sequence[int] | None = None,
+        secret: int | None = None,
     ) -> None:
         self.terms, self.device = terms, torch.device(device)
         self.clients = tuple(clients)
         self.numbers = tuple(numbers) if numbers is not None else tuple(range(len(clients)))
-        self.round = 0
+        self.round, self.secret = 0, terms.seed if secret is None else secret
         self.steps = terms.method.local()  # asked for once: engines are built for its objectives
         self.training = LocalTraining(terms, self.steps, self.device, engine, clients_at_once)
         train = [s for s in self.steps if isinstance(s, Train) and s.when != "tuning" and not s.told]
@@ -128,7 +131,7 @@ class Simulation:
         self, server: Server, chosen: Sequence[int], readouts: Sequence[Readout]
     ) -> list[tuple[Instructions, Update]]:  # fmt: skip
         """A round of the chosen clients, family by family; scores are asked for when it is over."""
-        downs = [server.instructions(ids) for ids in self.families(chosen)]
+        downs = [server.instructions(ids) for ids in self.families(chosen) if ids]
         return [(down, self.run(down)) for down in downs]
 
     @one_at_a_time
@@ -169,7 +172,13 @@ class Simulation:
                 send = {unit: who & chosen[unit].cpu() if unit in chosen else who for unit, who in send.items()}
         if not in_place:
             family_state.store.put(places, rows)
-        return Update(down.round, down.ids, blocks_of(family_state.family, rows, send), reports)
+        up = Update(down.round, down.ids, blocks_of(family_state.family, rows, send), reports)
+        privacy = self.terms.privacy
+        return up if privacy is None else protect(up, down, privacy, self._keys(family_state, places, down.round))
+
+    def _keys(self, family_state: FamilyState, places: Sequence[int], round_: int) -> list[int]:
+        """What the noise of clients is drawn by in a round."""
+        return [key_of("local", self.secret, family_state.clients[place].name, round_) for place in places]
 
     def _install(self, family_state: FamilyState, rows: Tensor, down: Instructions) -> None:
         """Move rows, in place, towards what was received, as the method's clients do it."""

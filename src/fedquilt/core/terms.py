@@ -11,6 +11,7 @@ from fedquilt.client import Split
 from fedquilt.engines.settings import Training
 from fedquilt.families.common import Common, Declared, form_for
 from fedquilt.interface.method import Method
+from fedquilt.privacy import Privacy
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Terms:
     seed: int = 0
     common: Common | None = None
     public_test: Common | None = None
+    privacy: Privacy | None = None  # with its noise found
 
     def public(self, client: Declared) -> list[Split]:
         """The public samples that a client holds, in its form: `common`, then `public_test`."""

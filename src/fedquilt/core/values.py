@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from fedquilt._util.shared_memory import write_to
+from fedquilt.core.guard import Guard
 from fedquilt.engines.cuda_graph import Graph
 from fedquilt.families.layout import Signature
+from fedquilt.interface.messages import Roster
 from fedquilt.interface.method import Heard, Method
-from fedquilt.sharing import AnyUnit, Merged, MixedUnit, Rule, merge_unit, mix
+from fedquilt.sharing import AnyUnit, Merged, MixedUnit, Rule, UnitPlan, merge_unit, mix
 from fedquilt.sharing.merge import Mean
 from fedquilt.sharing.rule import NOTHING_KNOWN, ContextRule, MergeContext
 
@@ -26,6 +28,7 @@ class Merging:
     """How copies become a circle's value: merged by a rule, then updated by the method.
 
     `statistics` says of a unit how many of its numbers, the last ones, are running statistics, which are only merged.
+    A `guard` merges with noise in place of the rule.
     """
 
     rule: Rule
@@ -33,6 +36,7 @@ class Merging:
     statistics: Mapping[Key, int]
     trusted: Tensor | None = None  # (K,) bool: the clients whose copies the rule trusts
     key: int = 0  # a hash of the seed and the round, for rules that draw
+    guard: Guard | None = None
 
 
 @dataclass
@@ -93,7 +97,8 @@ class CircleValues:
 
     def merge(self, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
         """Merge client numbers and their copies; which of the copies were not finite and left out, (k,)."""
-        merged = merge_unit(self.plan, parts, how.rule, self._context(how))
+        guard, context = how.guard, self._context(how)
+        merged = guard.merge(self, parts) if guard else merge_unit(self.plan, parts, how.rule, context)
         if type(how.method).update is not Method.update:
             merged = merged._replace(value=self._updated(merged, parts, how))
         self.value.copy_(merged.onto(self.value))
@@ -108,7 +113,8 @@ class CircleValues:
 
     def _updated(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
         """(circles, size) what the method makes of the merged values, unit by unit; what it remembers is kept here."""
-        heard = Heard(merged.weight[:, None], self._share(merged, parts)[:, None])
+        share = self._share(merged, parts) if how.guard is None else torch.full_like(merged.weight, how.guard.rate)
+        heard = Heard(merged.weight[:, None], share[:, None])
         found: list[Tensor] = []
         for key in self.keys:
             whole = self.columns(key)
@@ -137,7 +143,7 @@ class CircleValues:
 
     def replayed(self, ids: Tensor, values: Tensor, how: Merging) -> Tensor:
         """`merge` of one part. On a GPU, copies that come in the same memory again are merged by a captured graph."""
-        if not values.is_cuda or values.numel() > _CAPTURE_UP_TO or not isinstance(how.rule, Mean):
+        if not values.is_cuda or values.numel() > _CAPTURE_UP_TO or not isinstance(how.rule, Mean) or how.guard:
             return self.merge([(ids, values)], how)
         key = (values.data_ptr(), values.shape, values.stride(), self.value.data_ptr())
         if self.captured is None or self.captured.key != key:
@@ -152,6 +158,15 @@ class CircleValues:
 
 def size_of(signature: Signature) -> int:
     return sum(int(torch.Size(shape).numel()) for shape in signature)
+
+
+def owned(plan: AnyUnit, key: Key, roster: Roster) -> Tensor:
+    """(circles,) which circles have a member with a unit of this shape."""
+    has = torch.tensor([member.units.get(key[0]) == key[1] for member in roster.members])
+    if isinstance(plan, UnitPlan) and plan.pool is not None:  # all are there to be chosen
+        return has.any().expand(plan.count)
+    inside = has & (plan.circle >= 0) if isinstance(plan, UnitPlan) else has
+    return torch.zeros(plan.count, dtype=torch.bool).index_fill_(0, plan.row[inside], True)
 
 
 class _Captured:

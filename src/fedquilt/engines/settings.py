@@ -12,6 +12,7 @@ from fedquilt._util.plain_values import python
 from fedquilt._util.suggest import did_you_mean
 
 OptimiserName = Literal["sgd", "adam", "adamw"]
+SamplingName = Literal["fixed", "poisson"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Training:
 
     `decay_at` multiplies the learning rate by `decay` once the given shares of all rounds are over, so
     `decay_at=(0.5, 0.75), decay=0.1` is a step schedule over rounds. `share` is the part of the clients chosen in each
-    round. The optimiser's state is fresh in each round, as in FedAvg.
+    round: that number of them, or with `sampling="poisson"` each by itself with that probability, so that a round may
+    have more, fewer or none. The optimiser's state is fresh in each round, as in FedAvg.
 
     In a simulation whose clients declare `speed` and `bandwidth`, a round closes after `deadline` virtual seconds, or,
     semi-asynchronously, with so many `arrivals` (0: it waits for all); what is late then counts (1 + s)^-`staleness`.
@@ -42,6 +44,7 @@ class Training:
     decay: float = 1.0
     decay_at: tuple[float, ...] = ()
     share: float = 1.0
+    sampling: SamplingName = "fixed"
     deadline: float = 0.0
     arrivals: int = 0
     staleness: float = 0.5
@@ -81,6 +84,10 @@ class Training:
             refuse(f"weight_decay={self.weight_decay} must not be negative")
         if not all(0 <= b < 1 for b in self.betas) or len(self.betas) != 2:
             refuse(f"betas={self.betas} must be two numbers in [0, 1)")
+        if self.sampling == "poisson" and self.arrivals:
+            refuse("arrivals lets the first to answer count, so clients are not chosen by chance; set sampling=fixed")
+        if self.sampling not in ("fixed", "poisson"):
+            refuse(f"sampling '{self.sampling}' is not known; take fixed or poisson")
         if not 0 < self.share <= 1:
             refuse(f"share={self.share} must be above 0 and at most 1")
         for key in ("deadline", "arrivals", "staleness"):

@@ -61,6 +61,11 @@ class Method:
 
     # --- server half ---------------------------------------------------------------------------------------------
 
+    @property
+    def learns(self) -> bool:
+        """Whether the server half learns from what single clients send."""
+        return type(self).learn is not Method.learn
+
     def begin(self, roster: Roster) -> State:
         """What the server half remembers before the first round."""
         return {}

@@ -120,6 +120,10 @@ class ModFL(Method):
 
     # --- server half -----------------------------------------------------------------------------------------------
 
+    @property
+    def learns(self) -> bool:
+        return bool(self._sought)
+
     def begin(self, roster: Roster) -> State:
         if AFFINITY in self.by.values() and roster.common is None:
             raise ValueError(

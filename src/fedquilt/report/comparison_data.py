@@ -65,7 +65,7 @@ class Measured:
     curves: Mapping[str, Mapping[int, Curve]]
     alone: Mapping[int, Mapping[str, float]]
     losses: Mapping[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)  # at the rounds of the curve
-    troubles: tuple[str, ...] = ()  # what methods that do not learn say of themselves
+    said: tuple[str, ...] = ()  # what methods that do not learn say of themselves, and what others promise
 
 
 def measured(groups: Sequence[Group], reading: Reading | None = None) -> Measured:
@@ -79,10 +79,14 @@ def measured(groups: Sequence[Group], reading: Reading | None = None) -> Measure
             scores[group.name] = {run.seed: final_scores(run, series) for run, series in mine}
             curves[group.name] = {run.seed: _curve(run, series) for run, series in mine}
             losses[group.name] = {run.seed: known_mean(s.loss.T).tolist() for run, s in mine if s.loss is not None}
-    told = {group.name: sorted({str(run.summary.get("trouble", "")) for run in group.runs} - {""}) for group in groups}
-    troubles = tuple(f"{name}: {said[0].rstrip('.')}" for name, said in told.items() if said)
+    told = [
+        (group.name, sorted({str(run.summary.get(key, "")) for run in group.runs} - {""}))
+        for key in ("trouble", "privacy")
+        for group in groups
+    ]
+    said = tuple(f"{name}: {sentences[0].rstrip('.')}" for name, sentences in told if sentences)
     alone = {run.seed: lone for group in groups for run in group.runs if (lone := _alone(run, reading))}
-    return Measured(scores, curves, alone, losses, troubles)
+    return Measured(scores, curves, alone, losses, said)
 
 
 def compared(found: Measured, reference: str | None, target: float | None) -> Comparison | None:
@@ -99,7 +103,7 @@ def compared(found: Measured, reference: str | None, target: float | None) -> Co
         reference = next((name for name in ("fedavg", *ALONE) if name in tables), next(iter(tables)))
     curves = {name: [c for s, c in mine.items() if not seeds or s in seeds] for name, mine in found.curves.items()}
     table = compare(tables, alone=alone, curves=curves, reference=reference, target=target)
-    return replace(table, notes=(*table.notes, *notes, *found.troubles))
+    return replace(table, notes=(*table.notes, *notes, *found.said))
 
 
 def final_scores(run: RunFiles, series: Series) -> dict[str, float]:

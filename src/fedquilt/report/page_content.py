@@ -162,6 +162,7 @@ def run_facts(group: Group, run: RunFiles) -> dict[str, Any]:
     keys = (
         "rounds",
         "accuracy_mean",
+        "epsilon",
         "megabytes_up",
         "megabytes_down",
         "seconds",
@@ -176,6 +177,8 @@ def run_facts(group: Group, run: RunFiles) -> dict[str, Any]:
 
 def _settings(run: RunFiles) -> list[tuple[str, Any]]:
     """Settings that make a method another one; not the seed, the machine or the time."""
-    parts = ("method", "training", "merge", "participation", "settings", "sharing")
-    named = ("method", "method.name")  # told by the name itself
+    parts = ("method", "training", "merge", "participation", "settings", "sharing", "dp")
+    named = ["method", "method.name"]  # told by the name itself
+    if "epsilon" in run.settings.get("dp", {}):
+        named.append("dp.noise")  # found for the epsilon
     return [(n, v) for n, v in flat(run.settings) if n.split(".")[0] in parts and n not in named]

@@ -89,6 +89,7 @@ def server_state(server: Server, tensors: Tensors) -> dict[str, Any]:
         "plan": server.plan.to_json(),
         "shelves": all_values,
         "state": to_plain(server.state, tensors),
+        **({} if server.guard is None else {"clip": server.guard.clip}),
     }
 
 
@@ -99,6 +100,8 @@ def restore_server(server: Server, tensors: Mapping[str, Tensor], text: Mapping[
     server.state = from_plain(text["state"], tensors)
     server.round = text["round"]
     server.refused = here["refused"]
+    if server.guard is not None:
+        server.guard.clip, server.guard.round = text["clip"], server.round + 1
     server.all_values = []
     for i, keys in enumerate(text["shelves"]):
         named = tuple((unit, tuple(tuple(shape) for shape in signature)) for unit, signature in keys)

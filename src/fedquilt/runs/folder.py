@@ -1,9 +1,9 @@
 """A run on disk: settings, rows as they come, plans, traffic, checkpoints, and each client's model. No pickles.
 
 A run directory holds `run.toml` (everything needed to repeat it), `metrics.jsonl`, `plans.jsonl`, `traffic.jsonl`,
-`summary.json`, `confusion.json`, `checksums.json`, `checkpoint/` and `models/`. Lines are appended as rounds finish; a
-checkpoint notes how long the files were and their checksums, so that what a kill left behind it is cut off before the
-run goes on, and what somebody changed is noticed.
+`privacy.jsonl` where privacy was asked for, `summary.json`, `confusion.json`, `checksums.json`, `checkpoint/` and
+`models/`. Lines are appended as rounds finish; a checkpoint notes how long the files were and their checksums, so that
+what a kill left behind it is cut off before the run goes on, and what somebody changed is noticed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,9 @@ from fedquilt._util.toml import to_toml
 from fedquilt._util.trust import remember
 from fedquilt.core.federation import Federation, RoundReport
 from fedquilt.results import Evaluation, Row
-from fedquilt.runs.checkpoint import (
-    Damaged,
-    Tensors,
-    federation_state,
-    load,
-    restore_federation,
-    save,
-    tidy,
-)
+from fedquilt.runs.checkpoint import Damaged, Tensors, federation_state, load, restore_federation, save, tidy
 from fedquilt.runs.code_digest import model_code, same_code
+from fedquilt.runs.promises import spent
 from fedquilt.runs.saved_models import MODELS, write_models
 from fedquilt.runs.settings import (
     check_can_be_kept,
@@ -50,9 +43,10 @@ from fedquilt.runs.settings import (
 )
 from fedquilt.sharing import Plan
 
-METRICS, PLANS, TRAFFIC, SUMMARY = "metrics.jsonl", "plans.jsonl", "traffic.jsonl", "summary.json"
+METRICS, PLANS, TRAFFIC, PRIVACY = "metrics.jsonl", "plans.jsonl", "traffic.jsonl", "privacy.jsonl"
+SUMMARY = "summary.json"
 ALONE = "alone"  # the run of the same clients by themselves, inside the run that they are the bar for
-_LINES = (METRICS, PLANS, TRAFFIC)
+_LINES = (METRICS, PLANS, TRAFFIC, PRIVACY)
 _READ = ("run.toml", *_LINES, "confusion.json", MODELS)  # the files that a finished run is read for
 _LEFT_BEHIND = {".lock", "run.toml" + NEW}  # what a run that was killed before it began may leave
 
@@ -158,6 +152,8 @@ class RunFolder:
                 self._plan = report.plan
                 self._append(PLANS, {"round": report.round, **report.plan.to_json()})
             self._append(TRAFFIC, moved)
+            for line in spent(federation, report):
+                self._append(PRIVACY, line)
 
     def checkpoint(self, federation: Federation, more: Mapping[str, Any]) -> None:
         """Keep all that is needed to go on from here to the same bits."""
@@ -269,7 +265,7 @@ class RunFolder:
             raise Damaged(
                 f"'{self.folder / 'run.toml'}' is not the one that its checkpoint was made with; it was left as it is"
             )
-        rows, planned, moved = (self.lines(name, {} if found is None else found[1]) for name in _LINES)
+        rows, planned, moved, _ = (self.lines(name, {} if found is None else found[1]) for name in _LINES)
         try:
             plans = [(int(line["round"]), Plan.from_json(line)) for line in planned]
             sums = [(sum(line["up"].values()), sum(line["down"].values())) for line in moved]

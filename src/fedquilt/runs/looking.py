@@ -44,7 +44,7 @@ def in_words(summary: Mapping[str, Any]) -> str:
         + (f"; {s['virtual_seconds']:.4g} virtual s" if "virtual_seconds" in s else "")
         + (f", {s['late_updates']} updates were too late" if s.get("late_updates") else "")
     )
-    return "\n".join(lines + ([s["trouble"]] if "trouble" in s else []))
+    return "\n".join([*lines, *(s[key] for key in ("privacy", "trouble") if key in s)])
 
 
 def as_frame(rows: Sequence[Row]) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from fedquilt._util.trust import check_file
 from fedquilt.core.federation import Federation
 from fedquilt.methods import Method
 from fedquilt.methods.find import find
+from fedquilt.privacy import Privacy
 from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.runs.checkpoint import Damaged
 from fedquilt.runs.rule_texts import attack_from, rule_from
@@ -88,6 +89,7 @@ def rebuild(known: Mapping[str, Any], scenario: Scenario, trust: bool = False) -
             rule_from(known["merge"]),
             known["evaluate_every"],
             attack=attack_from(known.get("attack")),
+            privacy=Privacy.of(known.get("dp")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"run.toml does not say what it should ({error!r}); it was left as it is") from error

@@ -15,6 +15,7 @@ from fedquilt.core.federation import Federation, RoundReport
 from fedquilt.results import Evaluation, Row, commonest, final, summarise
 from fedquilt.runs.diagnosis import trouble
 from fedquilt.runs.looking import as_frame, as_html, drawn, in_words
+from fedquilt.runs.promises import promised
 from fedquilt.sharing import Plan
 
 if TYPE_CHECKING:
@@ -196,6 +197,7 @@ class Run:
             "engine": "+".join(sorted(set(federation.backend.engines))),
             "device": federation.backend.where,
             "refused_updates": int(server.refused.sum()),
+            **promised(federation),
             **({} if wrong is None else {"trouble": wrong}),
             **python(dict(federation.method.describe(server.state, server.plan, server.roster))),
         }

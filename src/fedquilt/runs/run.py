@@ -22,6 +22,7 @@ from fedquilt.core.federation import Callback, Federation, RoundReport
 from fedquilt.engines.parallel import cores
 from fedquilt.engines.settings import Training
 from fedquilt.methods import Local, Method
+from fedquilt.privacy import Privacy
 from fedquilt.readouts import Readout
 from fedquilt.runs.folder import METRICS, RunFolder
 from fedquilt.runs.rebuilding import make_method, make_readouts, rebuild, scenario_of
@@ -47,6 +48,7 @@ def run(
     clients_at_once: int | None = None,
     merge: str | Rule = mean,
     attack: str | Attack | None = None,
+    privacy: Privacy | None = None,
     evaluate_every: int = 1,
     alone: bool | Run = True,
     callbacks: Sequence[Callback] = (),
@@ -57,9 +59,9 @@ def run(
 
     `method` is a name, an address such as `path/to/file.py:Class`, or a method made ready. `training` overrides the
     scenario's settings, `settings` are the method's own; `merge` is a name or a rule, `attack` a name or an attack, by
-    which some clients lie. With `alone=True` the same clients are also trained by themselves, as long and with the same
-    settings, for the gain over alone; a finished run of `local` may be given instead. With `out` the run is kept in a
-    directory as it goes, and can be resumed from it.
+    which some clients lie; `privacy` is a promise such as `fedquilt.Privacy(epsilon=8)`. With `alone=True` the same
+    clients are also trained by themselves, as long and with the same settings, for the gain over alone; a finished run
+    of `local` may be given instead. With `out` the run is kept in a directory as it goes, and can be resumed from it.
 
     >>> import fedquilt as fq
     >>> result = fq.run(fq.scenarios.build("digits", clients=8), "fedavg", rounds=2, engine="sequential", alone=False)
@@ -95,6 +97,7 @@ def run(
         rule,
         evaluate_every,
         attack=attacks.pick(attack) if isinstance(attack, str) else attack,
+        privacy=privacy,
     )
     result = Run(federation)
     result.alone = alone if isinstance(alone, Run) else None

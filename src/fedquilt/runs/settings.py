@@ -63,6 +63,7 @@ def describe(
         "training": asdict(federation.training),
         "readouts": [readout.name for readout in federation.readouts],
         "device": str(federation.device),
+        **({} if federation.terms.privacy is None else {"dp": plain(federation.terms.privacy.text)}),
         **options,
         "engines": federation.backend.engines,
         "threads": torch.get_num_threads(),
@@ -81,7 +82,9 @@ def describe(
 
 def identity(settings: Mapping[str, Any]) -> str:
     """A checksum of those settings that the results of a run follow from; a checkpoint carries it."""
-    decisive = {key: settings.get(key) for key in _DECIDES} | {k: settings[k] for k in ("attack",) if k in settings}
+    decisive = {key: settings.get(key) for key in _DECIDES} | {
+        k: settings[k] for k in ("attack", "dp") if k in settings
+    }
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 

@@ -66,6 +66,12 @@ class Sums:
         return cls(total, weight.new_zeros(circles).index_add_(0, circle, weight), ~finite)
 
     @classmethod
+    def nothing(cls, circles: int, size: int, device: torch.device) -> Sums:
+        """The sums of no copies."""
+        total = torch.zeros(circles, size, dtype=torch.float64, device=device)
+        return cls(total, total.new_zeros(circles), torch.zeros(0, dtype=torch.bool, device=device))
+
+    @classmethod
     def mixed(cls, values: Tensor, shares: Tensor) -> Sums:
         """The sums of the dense form: `shares` (R, k) says how much of each copy goes into each of R values."""
         finite = finite_rows(values)
@@ -87,6 +93,15 @@ class Sums:
         heard = self.weight > 0
         value = self.total / self.weight.clamp(min=_LEAST)[:, None]
         return Merged(value.float(), heard, self.refused, self.weight.float())
+
+    def moved(self, held: Tensor, noise: Tensor, expected: Tensor) -> Merged:
+        """Values (C, size) moved by the sum of the copies' changes with noise, over the weight that was expected (C,).
+
+        Who was really heard does not show: not in the weight, and not in whether a circle is moved.
+        """
+        change = self.total - self.weight[:, None] * held + noise
+        value = held + change / expected.clamp(min=_LEAST)[:, None]
+        return Merged(value.float(), expected > 0, self.refused, expected.float())
 
 
 def finite_rows(values: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ function runsTable() {
   const fields = [
     ["rounds", "rounds"],
     ["accuracy_mean", "accuracy"],
+    ["epsilon", "epsilon"],
     ["megabytes_up", "MB sent"],
     ["megabytes_down", "MB received"],
     ["virtual_seconds", "virtual seconds"],

@@ -1,0 +1,160 @@
+"""What goes together with privacy: which uses of a client are accounted for, and what is refused since it is not.
+
+Whatever leaves a client has to be inside the accounting. Sums of units are; what a method sends beside them, and a plan
+that follows from what single clients sent, are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedquilt.client import Client
+from fedquilt.engines.settings import Training
+from fedquilt.interface.messages import Roster
+from fedquilt.interface.method import Method
+from fedquilt.interface.steps import Do, Send, Step, Train
+from fedquilt.privacy import Privacy, Use
+from fedquilt.sharing import MixedUnit, Plan, Rule
+from fedquilt.sharing.merge import Mean
+
+_OWN = ("train", "validation")  # splits of a client's own
+_UNLIKE = 8  # numbers of samples that are accounted for each by itself; more are taken together, by the worst of each
+
+
+def uses(privacy: Privacy, training: Training, counts: Sequence[int]) -> tuple[Use, ...]:
+    """How a client, or a sample of clients with so many, is used in a round.
+
+    At the level client a round takes a Poisson sample of the clients. At the others no chance is counted on: the server
+    knows who took part. A sample is in each step of its client with the probability batch / samples.
+
+    >>> uses(Privacy(noise=1, level="sample"), Training(batch=10, epochs=2), [20, 100, 100])
+    (Use(rate=0.5, times=4), Use(rate=0.1, times=20))
+    """
+    if privacy.level == "client":
+        return (Use(training.share),)
+    if privacy.level == "local":
+        return (Use(),)
+    found = [
+        Use(min(1.0, training.batch / count), -(-count // training.batch) * training.epochs)
+        for count in sorted(set(counts))
+    ]
+    size = -(-len(found) // _UNLIKE)
+    groups = [found[at : at + size] for at in range(0, len(found), size)]
+    return tuple(Use(max(use.rate for use in group), max(use.times for use in group)) for group in groups)
+
+
+def check_method(
+    privacy: Privacy, method: Method, steps: Sequence[Step], rule: Rule, training: Training, clients: Sequence[Client]
+) -> None:
+    """Refuse what cannot be accounted for, before any work."""
+    name, level = method.name, f"dp.level={privacy.level}"
+
+    def refuse(why: str, cure: str) -> None:
+        raise ValueError(f"the method '{name}' does not go with {level}: {why}; {cure}")
+
+    most = len(clients) if privacy.level != "sample" else max(client.samples for client in clients)
+    if privacy.delta * most >= 1:
+        raise ValueError(
+            f"dp.delta={privacy.delta:g} would allow to give away one of {most} "
+            f"{'samples' if privacy.level == 'sample' else 'clients'} as it is; give far less than {1 / most:.1g}"
+        )
+    others = "take one that only sends units, such as fedavg, fedper, ditto or modfl with declared circles"
+    beside = [report for step in steps if isinstance(step, Do) for report in step.reports]
+    if privacy.level == "sample":
+        if any(isinstance(step, Do) and step.data in _OWN for step in steps):
+            refuse("its clients compute with their samples outside of the steps that get noise", "take dp.level=client")
+        if any(isinstance(step, Train) and step.looks in _OWN for step in steps):
+            refuse("its training is given what samples say without noise", "take dp.level=client")
+        if any(change.train is not None for client in clients for change in client.changes.values()):
+            raise ValueError("dp.level=sample: clients whose samples change in mid-run are not accounted for")
+        return
+    if beside:
+        refuse(f"its clients send reports beside units ('{beside[0]}'), which get no noise", others)
+    if privacy.level == "local" and any(isinstance(step, Send) for step in steps):
+        refuse("its clients choose what they send, and the choice gets no noise", others)
+    if method.learns:
+        refuse("its server half finds something in what single clients send, which is a release of its own", others)
+    if privacy.level == "local":
+        return
+    if not isinstance(rule, Mean):
+        raise ValueError(
+            f"{level} adds noise to sums, and {rule} makes none; merge with 'mean', or take dp.level=local or sample"
+        )
+    if training.share < 1 and training.sampling != "poisson":
+        raise ValueError(
+            f"share={training.share:g} with {level}: that few take part counts only where each client is chosen by "
+            "itself; set sampling=poisson"
+        )
+
+
+def check_models(privacy: Privacy, models: Sequence[tuple[Client, nn.Module]]) -> None:
+    """Refuse models in which a sample has no gradient of its own."""
+    for client, model in models if privacy.level == "sample" else ():
+        norm = next((kind for kind in model.modules() if isinstance(kind, nn.modules.batchnorm._BatchNorm)), None)
+        if norm is not None:
+            raise ValueError(
+                f"dp.level=sample: the model of client '{client.name}' has a {type(norm).__name__}, by which a "
+                "sample's gradient depends on the others of its batch; use nn.GroupNorm or nn.LayerNorm, or "
+                "dp.level=client"
+            )
+
+
+def check_plan(privacy: Privacy, plan: Plan, roster: Roster) -> None:
+    """Refuse plans whose units cannot be sent, or merged, with noise."""
+    if privacy.level == "sample":
+        return
+    for unit, planned in plan.units.items():
+        sends = plan.sends(unit)
+        if not bool(sends.any()):
+            continue
+        first = int(sends.nonzero()[0])
+        member = roster.members[first]
+        if member.statistics.get(unit, 0):
+            raise ValueError(
+                f"unit '{unit}' of client '{member.name}' has running statistics (of a batch norm), which noise would "
+                "make useless; keep norms home with the method 'fedbn', or use nn.GroupNorm or nn.LayerNorm"
+            )
+        deaf = sends & ~planned.receives
+        if bool(deaf.any()):
+            name = roster.names[int(deaf.nonzero()[0])]
+            raise ValueError(f"client '{name}' sends unit '{unit}' and receives none, so its change has no bound")
+        if privacy.level == "local":
+            continue
+        if isinstance(planned, MixedUnit):
+            raise ValueError(f"unit '{unit}' is mixed from single copies, and no sum hides them; take dp.level=local")
+        if unit in plan.asked:
+            raise ValueError(f"unit '{unit}' is asked for by itself, and no sum hides it; take another method")
+        small = (planned.members < privacy.smallest) & (senders(planned.row, sends, planned.count) > 0)
+        if bool(small.any()):
+            size = int(planned.members[small].min())
+            raise ValueError(
+                f"unit '{unit}' has a circle of {size} clients, and noise would drown it: the least is "
+                f"dp.smallest={privacy.smallest}; share it more widely, keep it private, or set dp.smallest"
+            )
+
+
+def senders(row: Tensor, sends: Tensor, circles: int) -> Tensor:
+    """(C,) how many clients send to each circle."""
+    return torch.bincount(row[sends], minlength=circles)
+
+
+def signal_to_noise(privacy: Privacy, rate: float, plan: Plan, sizes: Mapping[str, Tensor]) -> float | None:
+    """How far a round can move the worst off client's model at most, for each length of the noise that comes with it.
+
+    It follows from the plan alone: a sum of changes of the length clip each, against noise in every number. None where
+    nothing is shared.
+    """
+    noise = torch.zeros(plan.clients, dtype=torch.float64)
+    for unit, planned in plan.units.items():
+        sends = plan.sends(unit)
+        if isinstance(planned, MixedUnit) or not bool(sends.any()):
+            continue
+        heard = senders(planned.row, sends, planned.count).double()[planned.row]
+        # the noise of a circle's mean: one noise over the senders, or one from each of them
+        each = 1 / (rate * heard).square() if privacy.level == "client" else 1 / (rate * heard)
+        noise += torch.where(planned.receives, sizes[unit] * each, 0.0)
+    worst = float(noise.max()) ** 0.5 * privacy.found
+    return 1 / worst if worst > 0 else None

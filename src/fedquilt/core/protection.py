@@ -1,0 +1,64 @@
+"""What a client does with its update before it leaves: all units together clipped, and with noise where it is local."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedquilt._util.randomness import key_of
+from fedquilt.interface.messages import Instructions, UnitValues, Update
+from fedquilt.privacy import Privacy
+from fedquilt.privacy.mechanism import gaussian, shrink
+
+CLIP, WITHIN = "dp: clip", "dp: within"  # told by the server, and reported to it, where the clip is adapted
+
+
+def protect(up: Update, down: Instructions, privacy: Privacy, keys: Sequence[int]) -> Update:
+    """The update of clients with every change, from what was received, at most as long as the clip: one length over
+    all units that a client sends. `keys` (k,) are what local noise is drawn by.
+    """
+    if privacy.level == "sample" or not up.blocks:
+        return up
+    device, k = up.blocks[0].value.device, len(up.ids)
+    received = [_received(block, down) for block in up.blocks]
+    squares = torch.zeros(k, dtype=torch.float64, device=device)
+    for block, before in zip(up.blocks, received, strict=True):
+        change = (block.value - before).square().sum(1, dtype=torch.float64)
+        squares.index_add_(0, _places(block, k, device), change)
+    clip = down.told[CLIP][:, 0].to(device).double() if CLIP in down.told else torch.full_like(squares, privacy.clip)
+    factor = shrink(squares, clip)
+    blocks = []
+    for block, before in zip(up.blocks, received, strict=True):
+        at = _places(block, k, device)
+        mine = factor[at, None].float()
+        value = torch.where(mine < 1, before + mine * (block.value - before), block.value)
+        if privacy.level == "local" and privacy.found > 0:
+            value = value + privacy.found * clip[at, None].float() * _noise(block, at, keys)
+        blocks.append(replace(block, value=value))
+    reports = {WITHIN: (squares <= clip.square()).float()[:, None]} if privacy.adaptive else up.reports
+    return replace(up, blocks=tuple(blocks), reports=reports)
+
+
+def _received(block: UnitValues, down: Instructions) -> Tensor:
+    """(k, size) what the senders of a block received of its units."""
+    parts = []
+    for unit in block.units:
+        found = next(value for other in down.blocks if (value := other.columns([unit])) is not None)
+        parts.append(found if block.places is None else found[block.places.to(found.device)])
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(block.value.device)
+
+
+def _places(block: UnitValues, k: int, device: torch.device) -> Tensor:
+    return torch.arange(k, device=device) if block.places is None else block.places.to(device)
+
+
+def _noise(block: UnitValues, at: Tensor, keys: Sequence[int]) -> Tensor:
+    """(k, size) a client's noise of each unit follows from its key and the unit's name, whatever else it sends."""
+    all_keys = torch.tensor(keys, device=at.device)[at]
+    parts = [
+        gaussian(all_keys ^ key_of("noise", unit), size) for unit, size in zip(block.units, block.sizes, strict=True)
+    ]
+    return torch.cat(parts, dim=1)

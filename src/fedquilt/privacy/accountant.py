@@ -1,0 +1,148 @@
+"""What noise costs: epsilon by dp-accounting's privacy loss distributions, and the noise for an epsilon.
+
+Nothing here is an accountant of our own. What a run does is told to Google's `dp-accounting` as events: Gaussian noise,
+Poisson sampling, so many times. Two runs are neighbours if one differs from the other by one client (or sample) that
+sends nothing in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from fedquilt.privacy.settings import LEVELS, Privacy
+
+_FINE, _COARSE = 1e-4, 1e-3  # steps of the grid of privacy losses; epsilon is rounded up on either
+_MANY = 500  # events from which on the coarse grid rounds too much
+_LEAST = 0.2  # noise below which no promise is looked for: its epsilon has many digits before the point
+_TOLERANCE = 1e-4  # of a noise multiplier
+
+
+@dataclass(frozen=True)
+class Use:
+    """How one client (or sample) is used in a round: with probability `rate` in each of `times` noisy sums."""
+
+    rate: float = 1.0
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run promises, and what it has spent after some rounds.
+
+    `uses` are those of unlike clients or samples: the promise is that to the worst off.
+
+    >>> Budget(Privacy(noise=10.0), (Use(),)).epsilon(100, fine=True)              # doctest: +ELLIPSIS
+    4.377...
+    """
+
+    privacy: Privacy
+    uses: tuple[Use, ...]
+
+    def epsilon(self, rounds: int, fine: bool = False) -> float:
+        """Epsilon after so many rounds, rounded up; `fine`, on a grid that takes ten times as long."""
+        return max(
+            epsilon_of(_accounted(self.privacy), use.rate, use.times * rounds, self.privacy.delta, fine)
+            for use in self.uses
+        )
+
+    def told(self, rounds: int) -> str:
+        """What is protected after so many rounds, in a sentence."""
+        spent, privacy = self.epsilon(rounds, fine=True), self.privacy
+        if math.isinf(spent):
+            return f"Nothing is promised: without noise, clipping to {privacy.clip:g} hides nobody."
+        shown = f"{spent:.3g}" if spent < 1000 else f"{spent:.0f}"
+        return f"Private with epsilon {shown} at delta {privacy.delta:g}, for {LEVELS[privacy.level]}."
+
+
+def _accounted(privacy: Privacy) -> float:
+    """The noise against how far the protected can move a sum. Local privacy is that of any data against any other, and
+    two clipped changes are up to twice the clip apart."""
+    return privacy.found / 2 if privacy.level == "local" else privacy.found
+
+
+def found(privacy: Privacy, uses: Sequence[Use], rounds: int) -> Privacy:
+    """The same promise with its noise; where both are given, a noise that does not keep the promise is refused."""
+    if privacy.noise is None:
+        assert privacy.epsilon is not None
+        twice = 2 if privacy.level == "local" else 1
+        noise = twice * max(noise_for(privacy.epsilon, privacy.delta, use, rounds) for use in uses)
+        return Privacy(**{**privacy.text, "noise": noise})
+    if privacy.epsilon is not None:
+        spent = Budget(privacy, tuple(uses)).epsilon(rounds, fine=True)
+        if spent > privacy.epsilon:
+            raise ValueError(
+                f"dp.noise={privacy.noise:g} comes to epsilon {spent:.4g} in {rounds} rounds, which is more than "
+                f"dp.epsilon={privacy.epsilon:g}; leave dp.noise out, and the noise is found"
+            )
+    return privacy
+
+
+@lru_cache(maxsize=4096)
+def epsilon_of(noise: float, rate: float, times: int, delta: float, fine: bool = True) -> float:
+    """Epsilon of so many sums with Gaussian noise, each over a Poisson sample of this rate."""
+    if times == 0 or rate == 0:
+        return 0.0
+    if noise == 0:
+        return math.inf
+    accountant = _accounting().pld.PLDAccountant(
+        value_discretization_interval=_FINE if fine or times > _MANY else _COARSE
+    )
+    return float(accountant.compose(_event(noise, rate, times)).get_epsilon(delta))
+
+
+@lru_cache(maxsize=256)
+def noise_for(epsilon: float, delta: float, use: Use, rounds: int) -> float:
+    """The least noise that keeps a promise over so many rounds.
+
+    >>> 1 < noise_for(8.0, 1e-5, Use(rate=0.5), rounds=20) < 2
+    True
+    """
+    times = use.times * rounds
+    if use.rate >= 1:  # sums of Gaussians are Gaussian
+        return math.sqrt(times) * _least_noise(epsilon, delta, 1.0, 1)
+    return _least_noise(epsilon, delta, use.rate, times)
+
+
+def _least_noise(epsilon: float, delta: float, rate: float, times: int) -> float:
+    accounting = _accounting()
+    search = accounting.mechanism_calibration
+    high = 1.0
+    while epsilon_of(high, rate, times, delta, fine=False) > epsilon:
+        high *= 2
+    while high > _LEAST and epsilon_of(high / 2, rate, times, delta, fine=False) <= epsilon:
+        high /= 2
+    if high <= _LEAST:
+        return high
+    noise = search.calibrate_dp_mechanism(
+        lambda: accounting.pld.PLDAccountant(value_discretization_interval=_FINE if times > _MANY else _COARSE),
+        lambda noise: _event(noise, rate, times),
+        epsilon,
+        delta,
+        search.ExplicitBracketInterval(high / 2, high),
+        tol=_TOLERANCE,
+    )
+    return float(noise)
+
+
+def _event(noise: float, rate: float, times: int) -> Any:
+    events = _accounting().dp_event
+    if rate >= 1:  # sums of Gaussians are Gaussian
+        return events.GaussianDpEvent(noise / math.sqrt(times))
+    return events.SelfComposedDpEvent(events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise)), times)
+
+
+def _accounting() -> Any:
+    try:
+        import dp_accounting
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "counting what privacy costs needs dp-accounting: pip install 'fedquilt[dp]'"
+        ) from None
+    import dp_accounting.mechanism_calibration
+    import dp_accounting.pld
+
+    return dp_accounting

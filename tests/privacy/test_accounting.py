@@ -1,0 +1,107 @@
+"""Epsilon: known values, a second opinion, and the noise for a promise."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+
+pytest.importorskip("dp_accounting")
+
+from privacy_help import learnable, run
+
+import fedquilt as fq
+from fedquilt.core.privacy_rules import uses
+from fedquilt.privacy import Budget, Use, found, noise_for
+from fedquilt.privacy.accountant import epsilon_of
+
+KNOWN = [  # rate, noise, times, delta: epsilon by privacy loss distributions
+    (0.01, 1.0, 1000, 1e-5, 1.8282),
+    (256 / 60000, 1.1, 14040, 1e-5, 2.3796),
+    (0.02, 1.0, 1500, 1e-6, 5.4461),
+    (1.0, 10.0, 100, 1e-5, 4.3772),
+]
+
+
+@pytest.mark.parametrize(("rate", "noise", "times", "delta", "epsilon"), KNOWN)
+def test_known_values(rate: float, noise: float, times: int, delta: float, epsilon: float) -> None:
+    assert round(epsilon_of(noise, rate, times, delta), 4) == epsilon
+    coarse = epsilon_of(noise, rate, times, delta, fine=False)
+    assert epsilon - 1e-4 < coarse < 1.01 * epsilon  # rounded up, and not by much
+
+
+@pytest.mark.parametrize(("rate", "noise", "times", "delta", "epsilon"), [KNOWN[0], KNOWN[2]])
+def test_a_second_opinion(rate: float, noise: float, times: int, delta: float, epsilon: float) -> None:
+    prv = pytest.importorskip("prv_accountant")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mechanism = prv.PoissonSubsampledGaussianMechanism(noise_multiplier=noise, sampling_probability=rate)
+        accountant = prv.PRVAccountant(mechanism, max_self_compositions=times, eps_error=0.01, delta_error=delta / 1e5)
+        low, _, high = accountant.compute_epsilon(delta, times)
+    assert low <= epsilon_of(noise, rate, times, delta) <= high
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_the_noise_keeps_the_promise_and_is_not_more_than_that(rate: float) -> None:
+    noise = noise_for(4.0, 1e-5, Use(rate), rounds=12)
+    assert epsilon_of(noise, rate, 12, 1e-5) <= 4.0 < epsilon_of(noise - 0.02, rate, 12, 1e-5)
+
+
+def test_a_promise_is_kept_over_all_rounds_and_no_round_costs_nothing() -> None:
+    result = run(learnable(), privacy=fq.Privacy(epsilon=6, smallest=2), rounds=3)
+    budget = result.federation.budget
+    assert budget is not None
+    spent = [budget.epsilon(rounds) for rounds in (0, 1, 2, 3)]
+    assert spent[0] == 0 < spent[1] < spent[2] < spent[3] <= 6.001
+    assert result.summary["epsilon"] == pytest.approx(6, abs=0.01)
+    assert result.summary["noise_multiplier"] == pytest.approx(noise_for(6, 1e-5, Use(), 3))
+
+
+def test_a_noise_that_does_not_keep_the_promise_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"comes to epsilon .* more than dp\.epsilon=1"):
+        found(fq.Privacy(epsilon=1, noise=1.0), (Use(),), 10)
+    assert found(fq.Privacy(epsilon=1000, noise=1.0), (Use(),), 10).found == 1.0
+
+
+def test_without_noise_nothing_is_promised() -> None:
+    budget = Budget(fq.Privacy(noise=0.0), (Use(),))
+    assert math.isinf(budget.epsilon(1))
+    assert budget.told(1).startswith("Nothing is promised")
+
+
+def test_local_privacy_is_of_any_data_against_any_other() -> None:
+    """Two clipped changes are up to twice the clip apart, so the same noise promises as much as half of it does."""
+    here, there = (Budget(fq.Privacy(noise=z, level=level), (Use(),)) for z, level in ((4.0, "local"), (2.0, "client")))  # type: ignore[arg-type]
+    assert here.epsilon(5) == there.epsilon(5)
+
+
+def test_the_worst_off_sample_counts() -> None:
+    privacy = fq.Privacy(noise=2.0, level="sample")
+    training = fq.Training(batch=8, epochs=1)
+    both = Budget(privacy, uses(privacy, training, [8, 80]))
+    each = [Budget(privacy, uses(privacy, training, [n])).epsilon(3) for n in (8, 80)]
+    assert both.epsilon(3) == max(each) == each[0] > each[1]
+    many = uses(privacy, training, range(10, 100))  # taken together by the worst of each
+    assert len(many) <= 8
+    alone = max(Budget(privacy, uses(privacy, training, [n])).epsilon(1) for n in (10, 17, 25, 99))
+    assert Budget(privacy, many).epsilon(1) >= alone
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "needs a promise or a noise"),
+        ({"epsilon": 0}, "endless noise"),
+        ({"epsilon": 8, "delta": 1.0}, "between 0 and 1"),
+        ({"epsilon": 8, "clip": 0}, "leaves nothing"),
+        ({"epsilon": 8, "level": "clients"}, "did you mean 'client'"),
+        ({"epsilon": 8, "smallest": 1}, "one client is no sum"),
+        ({"epsilon": 8, "adaptive": True, "level": "local"}, "belongs to dp.level=client"),
+        ({"noise": -1.0}, "must not be negative"),
+        ({"epsilon": float("nan")}, "finite"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        fq.Privacy(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,125 @@
+"""What goes together with privacy, and what is refused in a sentence: every method at every level."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("dp_accounting")
+
+from privacy_help import learnable, run
+
+import fedquilt as fq
+from fedquilt.methods import METHODS
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "modfl": {"by": {"*": "cohort"}},
+    "fedmn": {"blocks": (2, 2), "width": 6},
+    "feddl": {"interval": 0},
+}
+NO_UNITS_ALONE = "its server half finds something in what single clients send"
+REPORTS = "its clients send reports beside units"
+WHY_NOT = {  # why not
+    "fednova": REPORTS,
+    "ifca": REPORTS,
+    "clustered": NO_UNITS_ALONE,
+    "fedamp": NO_UNITS_ALONE,
+    "fedfomo": REPORTS,
+    "fedpac": REPORTS,
+    "pfedhn": REPORTS,
+    "auto": REPORTS,
+    "feddl": NO_UNITS_ALONE,
+    "fedmn": REPORTS,
+    "score-sharing": NO_UNITS_ALONE,
+    "fedproto": REPORTS,
+}
+UNSUITED = {"fedbn", "fedit", "ffa-lora", "fedsa-lora"}  # they want other models than these
+
+
+def made(name: str) -> Any:
+    return METHODS[name](**SETTINGS.get(name, {}))
+
+
+def with_public(clients: int = 6) -> fq.Scenario:
+    scenario = learnable(clients, rounds=1)
+    x = torch.randn(12, 6, generator=torch.Generator().manual_seed(1))
+    public = (x, torch.arange(12) % 3)
+    return fq.Scenario("public", scenario.clients, scenario.training, common=public, public_test=public)
+
+
+@pytest.mark.parametrize("level", ["client", "local"])
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - UNSUITED))
+def test_every_method_runs_or_says_why_not(name: str, level: str) -> None:
+    privacy = fq.Privacy(noise=1.0, clip=0.1, level=level, smallest=2)  # type: ignore[arg-type]
+    why = WHY_NOT.get(name)
+    if why is None:
+        result = run(with_public(), made(name), privacy)
+        assert result.summary["epsilon"] > 0
+        assert all(up == 0 for up in result.bytes_up) is (name == "local")
+    else:
+        with pytest.raises(ValueError, match=why):
+            run(with_public(), made(name), privacy)
+
+
+def test_circles_that_are_found_are_a_release_and_declared_ones_are_not() -> None:
+    privacy = fq.Privacy(noise=1.0, smallest=2)
+    for by, why in (("found", REPORTS), ("affinity", NO_UNITS_ALONE)):
+        with pytest.raises(ValueError, match=why):
+            run(with_public(), "modfl", privacy, settings={"by": {"*": by}})
+    run(with_public(), "modfl", privacy, settings={"by": {"*": "cohort"}})
+
+
+def test_a_circle_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"has a circle of 3 clients, .* dp\.smallest=5; share it more widely"):
+        run(learnable(6), "modfl", fq.Privacy(noise=1.0), settings={"by": {"*": "cohort"}})
+
+
+@pytest.mark.parametrize("merge", ["median", "trimmed-mean", "krum"])
+def test_merges_that_make_no_sum_go_with_local_noise_only(merge: str) -> None:
+    with pytest.raises(ValueError, match="adds noise to sums"):
+        run(learnable(), privacy=fq.Privacy(noise=1.0), merge=merge)
+    run(learnable(12, rounds=1), privacy=fq.Privacy(noise=1.0, level="local"), merge=merge)
+
+
+def test_only_poisson_samples_count_as_samples() -> None:
+    with pytest.raises(ValueError, match="set sampling=poisson"):
+        run(learnable(share=0.5), privacy=fq.Privacy(noise=1.0))
+
+
+def test_a_delta_that_allows_to_give_away_a_client_is_refused() -> None:
+    with pytest.raises(ValueError, match="give away one of 8 clients"):
+        run(learnable(8), privacy=fq.Privacy(noise=1.0, delta=0.2))
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.norm(self.body(x)).relu())
+        return y
+
+
+def normed() -> fq.Scenario:
+    plain = learnable(6, rounds=1)
+    clients = [fq.Client(c.name, Normed, c.train, c.validation, c.test, c.traits) for c in plain.clients]
+    return fq.Scenario("normed", clients, plain.training)
+
+
+def test_running_statistics_stay_home_or_are_refused() -> None:
+    privacy = fq.Privacy(noise=1.0)
+    with pytest.raises(ValueError, match="has running statistics"):
+        run(normed(), privacy=privacy)
+    assert run(normed(), "fedbn", privacy).plan["norm"].describe() == "private"
+
+
+def test_a_promise_needs_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedquilt\[dp\]'"):
+        run(learnable(), privacy=fq.Privacy(epsilon=3.21))
