@@ -60,8 +60,9 @@ def federate(
     """A federation of a scenario's clients over the local post."""
     project = create_from_scenario(folder, scenario, Address(), rules, transfer)
     post = LocalPost(project)
+    secret = options.pop("secret", None)
     spec = {"run": "test", "method": method, "rounds": rounds, "seed": seed, **options}
-    return make_federation(project, spec, post, declare(project, spec, post)), post
+    return make_federation(project, spec, post, declare(project, spec, post), secret=secret), post
 
 
 class Network:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedquilt.cli.deploy_words import Settings, Where, flower, say
+from fedquilt.cli.tables import in_full
 
 if TYPE_CHECKING:
     from fedquilt.deploy.project import Project
@@ -91,6 +92,8 @@ def watch(project: Project, spec: Mapping[str, Any], number: int, stop: bool) ->
         raise typer.Exit(130) from None
     score = summary.get("accuracy_mean")
     say(f"{summary['readout']} accuracy on {summary['split']}: " + ("none" if score is None else f"{score:.4f}"))
+    if "privacy" in summary:
+        say(in_full(summary))
     say(f"Kept in {spec['folder']}; look at it with: fedquilt report {spec['folder']}")
 
 
@@ -121,19 +124,21 @@ def status(folder: Where = Path(".")) -> None:
 
 
 def choose(method: str, merge: str, settings: list[str] | tuple[()]) -> dict[str, dict[str, Any]]:
-    """The user's settings, each for the part that knows its name: the method, training or the merge."""
+    """The user's settings, each for the part that knows its name: the method, training, the merge or privacy."""
     from fedquilt.cli.settings import assign, spec_of
     from fedquilt.engines.settings import Training
     from fedquilt.methods.find import find
+    from fedquilt.privacy import Privacy
     from fedquilt.sharing import merge_of
 
     kind = find(method)
-    all_values = {"training": spec_of(Training), "merge": spec_of(merge_of(merge)), kind.name: spec_of(kind)}
-    placed = assign(settings, all_values, [kind.name])
+    all_values = {"training": spec_of(Training), "merge": spec_of(merge_of(merge)), "dp": spec_of(Privacy)}
+    placed = assign(settings, {**all_values, kind.name: spec_of(kind)}, [kind.name])
     return {
         "settings": placed[kind.name],
         "training": placed["training"],
         "merge": {"name": merge, **placed["merge"]},
+        **({"dp": Privacy(**placed["dp"]).text} if placed["dp"] else {}),
     }
 
 

@@ -55,8 +55,8 @@ def check_method(
     def refuse(why: str, cure: str) -> None:
         raise ValueError(f"the method '{name}' does not go with {level}: {why}; {cure}")
 
-    most = len(clients) if privacy.level != "sample" else max(client.samples for client in clients)
-    if privacy.delta * most >= 1:
+    most = len(clients) if privacy.level != "sample" else max((client.samples for client in clients), default=0)
+    if clients and privacy.delta * most >= 1:
         raise ValueError(
             f"dp.delta={privacy.delta:g} would allow to give away one of {most} "
             f"{'samples' if privacy.level == 'sample' else 'clients'} as it is; give far less than {1 / most:.1g}"

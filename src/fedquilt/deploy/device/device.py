@@ -26,6 +26,7 @@ from fedquilt.deploy.device.client_folder import allowed_methods, load_client
 from fedquilt.deploy.device.state import LostState, NodeState
 from fedquilt.deploy.held import read_common
 from fedquilt.deploy.names import plain_name
+from fedquilt.deploy.noise_key import first_question, noise_key
 from fedquilt.deploy.project import Node
 from fedquilt.deploy.transport.codec import LOOK, Arrays, Text, read_down, read_terms, write_member, write_up
 from fedquilt.deploy.transport.wire import REASONS, Refused, pack, unpack
@@ -91,6 +92,7 @@ class Device:
         with state.alone():
             kept = state.settle(text["accepted"])
             simulation = self._simulation(self._terms(text), down.ids[0])
+            self._draw_in_secret(simulation, state, arrays, text)
             memory: dict[str, Tensor] = {}
             if kept is not None:
                 restore(simulation, memory, *kept)
@@ -108,6 +110,18 @@ class Device:
                 said |= written | {"training_loss": finite(float(training_losses(simulation, down.ids)))}
             state.stage(text["token"], keep(simulation, memory), {"round": str(simulation.round)})
         return answer, said
+
+    def _draw_in_secret(
+        self, simulation: Simulation, state: NodeState, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]
+    ) -> None:
+        """Let noise be drawn by a secret of this device, if it adds any; a round is answered once."""
+        privacy, training = simulation.terms.privacy, simulation.terms.training
+        if privacy is None or privacy.level == "client" or text["last"]:
+            return
+        simulation.secret = noise_key(self.node.folder / "noise.key", text["run"], arrays)
+        answered = first_question(state.folder, text["round"], simulation.secret)
+        if not answered or not 1 <= text["round"] <= training.rounds:
+            raise Refused("asked-again")
 
     def _look(self, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> Instructions:
         """What the round before is looked at with, where the client is about to change."""

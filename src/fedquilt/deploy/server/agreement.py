@@ -8,13 +8,16 @@ from typing import Any
 from torch import nn
 
 from fedquilt._util.toml import values_of
+from fedquilt.core.privacy_rules import check_method, uses
 from fedquilt.core.terms import Terms
 from fedquilt.deploy.device.client_folder import builder
 from fedquilt.deploy.held import read_common
 from fedquilt.deploy.project import Project
 from fedquilt.engines.settings import Training
 from fedquilt.methods.find import source_of
+from fedquilt.privacy import Privacy, found
 from fedquilt.runs.rebuilding import make_method
+from fedquilt.runs.rule_texts import rule_from
 
 
 def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
@@ -33,7 +36,13 @@ def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
         )
     files = (project.spec.common, project.spec.public_test)
     common, public_test = (read_common(project.folder / file) if file else None for file in files)
-    return Terms(method, training, project.spec.classes, spec.get("seed", 0), common, public_test)
+    privacy = Privacy.of(spec.get("dp"))
+    if privacy is not None:
+        if project.transfer.dtype != "float32":
+            raise ValueError("dp: [transfer] dtype=float16 rounds updates after they were clipped; set it to float32")
+        check_method(privacy, method, method.local(), rule_from(spec.get("merge") or {"name": "mean"}), training, ())
+        privacy = found(privacy, uses(privacy, training, ()), training.rounds)
+    return Terms(method, training, project.spec.classes, spec.get("seed", 0), common, public_test, privacy)
 
 
 def architecture(project: Project, name: str) -> Callable[[int], Callable[[], nn.Module] | None]:

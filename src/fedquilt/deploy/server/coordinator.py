@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fedquilt.core.federation import Federation
+from fedquilt.deploy.noise_key import noise_key
 from fedquilt.deploy.project import Project
 from fedquilt.deploy.server.agreement import make_terms
 from fedquilt.deploy.server.answers import Exchange
@@ -36,9 +37,10 @@ def _lead(project: Project, spec: Mapping[str, Any], post: Transport, records: R
     start, more = time.monotonic(), records.kept()
     before = more["seconds"] if more else 0.0
     declared = more["declared"] if more else _declared(project, spec, post, records)
+    secret = noise_key(project.server_folder / "noise.key", spec["run"])
 
     def make(now: Project, all_declared: Declarations) -> Federation:
-        return make_federation(now, spec, post, all_declared, records.letters, records.say)
+        return make_federation(now, spec, post, all_declared, records.letters, records.say, secret)
 
     federation = make(project, declared)
     newcomers = Newcomers(project, post, make, records.letters, records.say)
@@ -90,6 +92,7 @@ def make_federation(
     declared: Declarations,
     log: Callable[[Exchange], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
+    secret: int | None = None,
 ) -> Federation:
     """The federation of those who declared themselves."""
     terms = make_terms(project, spec)
@@ -104,6 +107,7 @@ def make_federation(
         rule=rule_from(spec.get("merge") or {"name": "mean"}),
         evaluate_every=spec.get("evaluate_every", 1),
         clients=RemoteClients(spec["run"], clients, terms, post, project.rounds, project.transfer, log),
+        privacy=terms.privacy, secret=secret,
     )  # fmt: skip
 
 

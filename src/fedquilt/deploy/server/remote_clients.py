@@ -149,6 +149,8 @@ class RemoteClients:
 
     def _spare(self, server: Server, chosen: Sequence[int]) -> list[int]:
         """Some clients more, where a round takes a part of all: those who answer first count."""
+        if self.stubs.terms.training.sampling == "poisson":  # who takes part is a matter of chance alone
+            return []
         others = [number for number in range(len(self.names)) if number not in set(chosen)]
         count = min(len(others), math.ceil(self.rounds.spare * len(chosen)))
         if not count:
@@ -232,6 +234,8 @@ class RemoteClients:
         for number in strange:
             del answers[number]
             record.refused[self.names[number]] = "wrong-shape"
+        if self.stubs.terms.privacy is not None:  # every change is clipped, and leaving one out would tell of another
+            return
         for number, where in outliers(answers, downs, self.transfer.most_times_others).items():
             del answers[number]
             record.refused[self.names[number]] = "far-from-others"

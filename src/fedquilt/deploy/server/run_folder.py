@@ -20,13 +20,13 @@ from fedquilt.deploy.server.answers import Exchange
 from fedquilt.deploy.server.remote_clients import remote
 from fedquilt.results import Evaluation
 from fedquilt.runs.checkpoint import load, restore_server, save, server_state
-from fedquilt.runs.folder import METRICS, PLANS, TRAFFIC, RunFolder
+from fedquilt.runs.folder import METRICS, PLANS, PRIVACY, TRAFFIC, RunFolder
 from fedquilt.sharing import Plan
 
 LETTERS, STATUS, CHECKPOINT, EARLIER = "letters.jsonl", "status.json", "checkpoint", "earlier"
 LOG, STOP = "leader.log", "stop"
 KEPT_ROUNDS = 5  # checkpoints that a run can go back to; devices keep as many of their own states
-_FILES = (METRICS, PLANS, TRAFFIC, LETTERS)
+_FILES = (METRICS, PLANS, TRAFFIC, PRIVACY, LETTERS)
 
 
 class RemoteRunFolder(RunFolder):

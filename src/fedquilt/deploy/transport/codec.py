@@ -22,6 +22,7 @@ from fedquilt.engines.settings import Training
 from fedquilt.interface.messages import ClientInfo, Instructions, UnitValues, Update
 from fedquilt.methods import Method
 from fedquilt.methods.find import address_of, in_library, source_of
+from fedquilt.privacy import Privacy
 from fedquilt.runs.settings import method_to
 
 Arrays = dict[str, NDArray[Any]]
@@ -181,6 +182,7 @@ def write_terms(terms: Terms) -> Text:
         "training": asdict(terms.training),
         "classes": terms.classes,
         "seed": terms.seed,
+        **({} if terms.privacy is None else {"dp": terms.privacy.text}),
     }
 
 
@@ -188,7 +190,7 @@ def read_terms(text: Mapping[str, Any], common: Any, public_test: Any, allowed: 
     """The terms that `write_terms` wrote, with the public samples that the device holds."""
     training = Training(**values_of(text["training"]))
     method = read_method(text["method"], allowed)
-    return Terms(method, training, text["classes"], text["seed"], common, public_test)
+    return Terms(method, training, text["classes"], text["seed"], common, public_test, Privacy.of(text.get("dp")))
 
 
 def read_method(text: Mapping[str, Any], allowed: Allowed) -> Method:

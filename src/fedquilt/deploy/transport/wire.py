@@ -38,6 +38,7 @@ REASONS = {
     "other-model": "its model has other units or shapes than the server knows",
     "unknown-method": "the method is none of the library's own, and the device's owner has not allowed it",
     "other-code": "the device's code of the method is not the server's",
+    "asked-again": "the server asked for a second answer of a round, which the promise of privacy does not cover",
     "bad-letter": "the server's letter made no sense to the device",
     "failed": "the client's own program failed; its log says why",
     "lost-state": "the client's kept state was gone, so it starts afresh",

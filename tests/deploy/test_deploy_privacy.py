@@ -1,0 +1,130 @@
+"""Privacy on devices: they clip and add local noise themselves, the server adds noise that only it can draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+pytest.importorskip("dp_accounting")
+
+from deploy_help import digits_with_public, federate, row_key, same_rows
+
+import fedquilt as fq
+from fedquilt.core.federation import Federation
+from fedquilt.deploy.transport.transport import Answer
+from fedquilt.deploy.transport.wire import pack, unpack
+from fedquilt.methods import FedAvg
+from fedquilt.runs.result import Run
+from fedquilt.scenario import Scenario
+
+CENTRAL: dict[str, Any] = {"noise": 0.05, "clip": 0.5, "smallest": 2}
+LOCAL: dict[str, Any] = {"noise": 0.05, "clip": 0.5, "level": "local"}
+
+
+def scenario(**training: Any) -> Scenario:
+    made = digits_with_public(clients=4)
+    return Scenario(made.name, made.clients, made.training.but(training), None, None, made.label_names)
+
+
+def rows(federation: Federation) -> list[dict[str, Any]]:
+    result = Run(federation)
+    federation.run([result.take])
+    if federation.backend.late:
+        result.evaluations += federation.evaluate(last=True)
+    return result.rows
+
+
+@pytest.mark.parametrize("dp", [CENTRAL, CENTRAL | {"adaptive": True}], ids=["fixed clip", "adaptive clip"])
+def test_a_deployed_run_is_the_simulated_one_where_the_secret_is_the_same(tmp_path: Path, dp: dict[str, Any]) -> None:
+    """The devices clip, the server adds noise and samples: half of the clients, each by itself."""
+    made = scenario(share=0.6, sampling="poisson", rounds=4)
+    simulated = Federation(
+        made, FedAvg(), seed=0, device="cpu", engine="sequential", privacy=fq.Privacy(**dp), secret=11
+    )
+    deployed, _ = federate(tmp_path, made, "fedavg", 4, dp=dp, secret=11)
+    here = rows(deployed)
+    asked = {row_key(row) for row in here}  # on devices only those who take part are asked how they score
+    same_rows(here, [row for row in rows(simulated) if row_key(row) in asked])
+    assert {row["client"] for row in here if row["round"] == 4} == {client.name for client in made.clients}
+    assert {row["training_loss"] for row in here} == {None}
+
+
+def test_what_leaves_a_device_is_clipped(tmp_path: Path) -> None:
+    deployed, post = federate(tmp_path, scenario(), "fedavg", 1, dp=CENTRAL | {"clip": 0.01})
+    lengths = []
+
+    def look(name: str, round_: int, letter: bytes, device: Any) -> Answer | None:
+        content = device.handle(letter)
+        (sent, told), (received, asked) = unpack(content), unpack(letter)
+        if sent:
+            before: dict[str, torch.Tensor] = {}
+            for i, units in enumerate(asked["units"]):
+                parts = torch.split(torch.from_numpy(received[f"value/{i}"].copy()), asked["sizes"][i])
+                before |= dict(zip(units, parts, strict=True))
+            change = [torch.from_numpy(sent[f"value/{unit}"].copy()) - value for unit, value in before.items()]
+            lengths.append(float(torch.cat(change).norm()))
+            assert told.get("training_loss") is None
+        return Answer(name, content)
+
+    post.accident = look
+    deployed.run()
+    assert len(lengths) == 4
+    assert all(0 < length <= 0.01 * 1.001 for length in lengths)
+
+
+def test_local_noise_is_drawn_by_the_device_alone(tmp_path: Path) -> None:
+    """Two federations with one seed: the devices of the one have other secrets than those of the other."""
+    made, sent = scenario(), dict[str, list[torch.Tensor]]()
+    for place in ("here", "there"):
+        deployed, post = federate(tmp_path / place, made, "fedavg", 1, dp=LOCAL)
+
+        def look(name: str, round_: int, letter: bytes, device: Any) -> Answer | None:
+            content = device.handle(letter)
+            assert device.handle(letter) == content  # who asks the same again is told the same
+            arrays, _ = unpack(content)
+            if arrays:
+                sent.setdefault(name, []).append(
+                    torch.cat([torch.from_numpy(a.copy()) for _, a in sorted(arrays.items())])
+                )
+            return Answer(name, content)
+
+        post.accident = look
+        deployed.run()
+        key = tmp_path / place / "clients" / made.clients[0].name / "noise.key"
+        assert key.stat().st_mode & 0o077 == 0
+    for here, there in sent.values():
+        noise = (here - there) / 2**0.5  # what they learnt is the same
+        assert float(noise.std()) == pytest.approx(LOCAL["noise"] * LOCAL["clip"], rel=0.1)
+
+
+def test_a_second_question_in_a_round_is_not_answered(tmp_path: Path) -> None:
+    deployed, post = federate(tmp_path, scenario(), "fedavg", 1, dp=LOCAL)
+    codes = []
+
+    def curious(name: str, round_: int, letter: bytes, device: Any) -> Answer | None:
+        content = device.handle(letter)
+        arrays, text = unpack(letter)
+        if not text["last"]:
+            other = {key: value + 1 for key, value in arrays.items()}
+            codes.append(unpack(device.handle(pack(other, text)))[1].get("code"))
+        return Answer(name, content)
+
+    post.accident = curious
+    deployed.run()
+    assert codes == ["asked-again"] * 4
+
+
+def test_values_that_are_rounded_after_clipping_are_refused(tmp_path: Path) -> None:
+    from fedquilt.deploy.project import Transfer
+
+    with pytest.raises(ValueError, match="rounds updates after they were clipped"):
+        federate(tmp_path, scenario(), "fedavg", 1, dp=CENTRAL, transfer=Transfer(dtype="float16"))
+
+
+def test_what_is_refused_in_a_simulation_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="its server half finds something"):
+        federate(tmp_path, scenario(), "clustered", 1, dp=CENTRAL)
