@@ -120,6 +120,38 @@ def test_label_permutations_of_mnist_are_found() -> None:
     assert best_rand(result, torch.arange(24) % 3) > 0.9
 
 
+def worse_than_alone(scenario: fq.Scenario, method: fq.Method, readout: str) -> list[str]:
+    """Clients that do worse on validation samples than by themselves, by more than two errors of the difference."""
+    how = {"alone": False, "engine": "vectorised", "device": "cpu", "evaluate_every": scenario.training.rounds}
+    runs = {
+        "alone": fq.run(scenario, "local", readouts=["received"], **how),  # type: ignore[arg-type]
+        readout: fq.run(scenario, method, readouts=["received", readout], **how),  # type: ignore[arg-type]
+    }
+    scores = {
+        name: {
+            row["client"]: row["accuracy"]
+            for row in result.rows
+            if (row["readout"], row["split"]) == (name if name != "alone" else "received", "validation")
+        }
+        for name, result in runs.items()
+    }
+    found = []
+    for client in scenario.clients:
+        p, q, n = scores[readout][client.name], scores["alone"][client.name], len(client.validation)
+        if p < q - 2 * ((p * (1 - p) + q * (1 - q)) / n) ** 0.5:
+            found.append(client.name)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["names", "skewed"])
+def test_with_the_vote_nobody_is_worse_than_alone_by_validation_beyond_its_error(kind: str) -> None:
+    assert worse_than_alone(planted(kind), Auto(), "vote") == []
+
+
+def test_what_all_share_alone_would_be_worse_for_some() -> None:
+    assert worse_than_alone(planted("names"), FedAvg(), "received")  # so the check above can fail
+
+
 def test_half_of_the_clients_in_a_round() -> None:
     assert best_rand(run(planted(share=0.5, rounds=40)), THREE) > 0.9
 

@@ -79,12 +79,14 @@ class Do:
     `me.data`: train, validation, or none. A step that looks at the samples that everybody holds, `me.public`, says
     public: a model that does not take them is then refused before work. `when` is round, or look: the step is then done
     where clients are looked at, on what they received and on what they have, and nothing of it is kept or sent.
+    With `told` it is left out but for rounds in which the server half tells something whose name begins so.
     """
 
     function: Given
     data: str | None = None
     reports: tuple[str, ...] = ()
     when: Literal["round", "look"] = "round"
+    told: str = ""
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ class Auto(Method):
         return Parts(model, units=layers_of(model, self.units))
 
     def local(self) -> tuple[Step, ...]:
-        votes = Do(ballot, data="validation", reports=("losses", "judged"))
-        fits = Do(fit, data="train", reports=("fits", "errors"))
+        votes = Do(ballot, data="validation", reports=("losses", "judged"), told=BALLOT)
+        fits = Do(fit, data="train", reports=("fits", "errors"), told=PATCH)
         return votes, Install(), fits, *look(self.sketch), Train()
 
     # --- server half: what it remembers ----------------------------------------------------------------------------

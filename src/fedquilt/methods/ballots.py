@@ -35,7 +35,7 @@ def look(size: int) -> tuple[Step, ...]:
         for which in (0, 1)
         for step in (
             Train(_on_half(which), rates=_shared, told=LOOK, when="round"),
-            Do(partial(_note, which=which, size=size), reports=(f"half-{which}",)),
+            Do(partial(_note, which=which, size=size), reports=(f"half-{which}",), told=LOOK),
         )
     )
 
@@ -61,8 +61,6 @@ def _shared(me: Me) -> Mapping[str, Tensor]:
 
 def _note(me: Me, which: int, size: int) -> Mapping[str, Tensor]:
     """How far each unit moved, sketched, unit after unit; and back to what was received."""
-    if LOOK not in me.told:
-        return {}
     moved = [
         sketch(me.values.trained(unit) - me.received.trained(unit), sketched(size, len(me.values.trained(unit))), unit)
         for unit in me.values
