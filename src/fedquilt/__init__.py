@@ -62,6 +62,7 @@ __all__ = [
     "scenario_from",
     "scenarios",
     "sharing",
+    "tasks",
 ]
 
 _HOMES = {
@@ -79,7 +80,7 @@ _HOMES = {
     "scenarios.from_data": ("scenario_from",),
     "sharing": ("Plan", "UnitPlan"),
 }
-_PACKAGES = ("attacks", "authoring", "data", "methods", "models", "readouts", "scenarios", "sharing")
+_PACKAGES = ("attacks", "authoring", "data", "methods", "models", "readouts", "scenarios", "sharing", "tasks")
 
 
 def __getattr__(name: str) -> Any:

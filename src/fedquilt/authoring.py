@@ -17,7 +17,7 @@ configuration  2 circles of 4, 4
 operation      2 circles of 4, 4
 """
 
-from fedquilt.engines.objective import Batch, Learner, Model, Objective, cross_entropy, linear, proximal
+from fedquilt.engines.objective import Batch, Learner, Model, Objective, linear, proximal, task_loss
 from fedquilt.families.parts import Parts
 from fedquilt.families.units import Unit, cut
 from fedquilt.interface.me import Me
@@ -73,7 +73,6 @@ __all__ = [
     "circles_of_shape",
     "cluster_updates",
     "cross_entropies",
-    "cross_entropy",
     "cut",
     "everyone",
     "group_by_affinity",
@@ -81,4 +80,5 @@ __all__ = [
     "linear",
     "nobody",
     "proximal",
+    "task_loss",
 ]

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from fedquilt._util.plain_values import labels_of, python, whole
 
 ModelBuilder = Callable[[], nn.Module]
-Pair = tuple[Any, Any]  # samples and labels: numpy arrays, tensors or nested lists
+Pair = tuple[Any, Any]  # samples and targets: numpy arrays, tensors or nested lists
 _MOST_CLASSES = 2**20  # every client's scores are counted by class
 
 
 @dataclass(frozen=True)
 class Split:
-    """Samples and their labels: one of a client's train, validation and test splits."""
+    """Samples and their targets: one of a client's train, validation and test splits."""
 
     x: Tensor
     y: Tensor
@@ -32,6 +32,8 @@ class Split:
 def as_split(pair: Pair | Split, whose: str) -> Split:
     """Arrays, tensors or lists as a checked split; `whose` names it in errors.
 
+    Targets are whole numbers where there is one whole number a sample, else what they are: the task says the rest.
+
     >>> len(as_split(([[0.5], [1.5]], [0, 1]), "train data of client 'a'"))
     2
     """
@@ -42,18 +44,19 @@ def as_split(pair: Pair | Split, whose: str) -> Split:
     else:
         raise TypeError(f"{whose}: give a pair (samples, labels), not a {type(pair).__name__}")
     x, y = (_tensor(part, f"{whose}: {what}") for part, what in zip(given, ("samples", "labels"), strict=True))
-    if y.is_floating_point() and not torch.equal(y, y.round()):
-        raise ValueError(f"{whose}: labels are whole numbers from 0 up, but one is {float(y[y != y.round()][0]):g}")
-    y = y.long()
+    if y.is_floating_point():
+        if not bool(torch.isfinite(y).all()):
+            raise ValueError(f"{whose}: targets hold NaN or infinite values; leave samples without a target out")
+        y = y.long() if y.ndim == 1 and torch.equal(y, y.round()) else y.float()
+    elif y.dtype != torch.bool or y.ndim == 1:
+        y = y.long()
     if x.is_floating_point():
         x = x.float()
-    if x.ndim == 0 or y.ndim != 1 or x.shape[0] != y.shape[0]:
+    if x.ndim == 0 or y.ndim == 0 or x.shape[0] != y.shape[0]:
         raise ValueError(
             f"{whose}: samples of shape {tuple(x.shape)} do not go with labels of shape {tuple(y.shape)}; "
-            "give (n, ...) samples and (n,) labels"
+            "give (n, ...) samples and (n,) labels, or (n, ...) targets where the task is another"
         )
-    if len(y) and int(y.min()) < 0:
-        raise ValueError(f"{whose}: label {int(y.min())} is negative; leave unlabelled samples out")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise ValueError(f"{whose}: samples hold NaN or infinite values; clean or drop them first")
     return pair if isinstance(pair, Split) and x is pair.x and y is pair.y else Split(x, y)
@@ -86,9 +89,10 @@ class Client:
     """One participant of a federation. Its data are used on it alone; only traits, labels and counts are declared.
 
     `model` is a function without arguments that builds the client's network. `traits` are declared facts such as
-    `{"device": "gen1", "cohort": "sporty"}`. `labels` are the classes the client owns (default: all classes its splits
-    show). `changes` maps a round (counted from 1) to a `Change` that holds from that round on: new private data of a
-    stream, another architecture, another label set. A client is tested on its samples of labels it owns at the time.
+    `{"device": "gen1", "cohort": "sporty"}`. Targets are classes numbered from 0 up, or what else the scenario's task
+    says. `labels` are the classes the client owns (default: all classes its splits show). `changes` maps a round
+    (counted from 1) to a `Change` that holds from that round on: new private data of a stream, another architecture,
+    another label set. A client is tested on its samples of labels it owns at the time.
 
     >>> from torch import nn
     >>> c = Client("phone-3", model=lambda: nn.Linear(2, 2), train=([[0., 1.], [1., 0.]], [0, 1]))
@@ -104,6 +108,8 @@ class Client:
     traits: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[int, ...] = ()
     changes: Mapping[int, Change] = field(default_factory=dict)
+    # the kind of task that its targets were checked for, once it is in a scenario
+    task: str = field(default="", init=False, compare=False)
 
     def __init__(
         self,
@@ -133,7 +139,11 @@ class Client:
                 )
         planned = sorted((whole(at, f"client '{name}': the round of a change"), c) for at, c in (changes or {}).items())
         changed = {start: _checked(change, start, splits["train"], name) for start, change in planned}
-        seen = sorted(set(torch.cat([s.y for s in splits.values()]).tolist()))
+        streamed = [change.train for change in changed.values() if isinstance(change.train, Split)]
+        classes = all(_are_classes(split.y) for split in (*splits.values(), *streamed))
+        if labels is not None and len(tuple(labels)) and not classes:
+            raise ValueError(f"client '{name}': labels are classes, and its targets are none; leave labels out")
+        seen = sorted(set(torch.cat([s.y for s in splits.values()]).tolist())) if classes else []
         later = {label for change in changed.values() for label in change.labels or ()}
         owned = tuple(sorted(set(seen if labels is None else labels_of(labels, f"client '{name}'"))))
         highest = max({*owned, *later}, default=0)
@@ -142,7 +152,8 @@ class Client:
                 f"client '{name}' has label {highest}; labels are classes, numbered from 0 up to {_MOST_CLASSES - 1} "
                 "at most: number them anew"
             )
-        strange = sorted((set(seen) - set(owned) - later) | (set(splits["train"].y.tolist()) - set(owned)))
+        trained = set(splits["train"].y.tolist()) if classes else set()
+        strange = sorted((set(seen) - set(owned) - later) | (trained - set(owned)))
         if strange and splits["train"].x.numel():  # samples without features stand in for a client elsewhere
             raise ValueError(
                 f"client '{name}' has samples of label {strange[0]}, which is not among its labels "
@@ -156,6 +167,7 @@ class Client:
         object.__setattr__(self, "traits", declared)
         object.__setattr__(self, "labels", owned)
         object.__setattr__(self, "changes", changed)
+        object.__setattr__(self, "task", "")
 
     @property
     def samples(self) -> int:
@@ -187,7 +199,7 @@ class Client:
 
 
 def as_samples(x: Any, client: Client) -> Tensor:
-    """Samples (n, ...) without labels as a checked tensor of the kind that a client has.
+    """Samples (n, ...) without targets as a checked tensor of the kind that a client has.
 
     >>> as_samples([[1.0, 2.0]], Client("a", lambda: nn.Linear(2, 2), train=([[0.0, 1.0]], [0]))).shape
     torch.Size([1, 2])
@@ -200,6 +212,11 @@ def as_samples(x: Any, client: Client) -> Tensor:
     if _kind(split) != _kind(client.train):
         raise ValueError(f"{whose} are {_kind(split)}, its training samples {_kind(client.train)}; they must agree")
     return split.x
+
+
+def _are_classes(y: Tensor) -> bool:
+    """Whether targets may be classes: one whole number a sample, from 0 up."""
+    return y.ndim == 1 and not y.is_floating_point() and (not len(y) or int(y.min()) >= 0)
 
 
 def _name(name: Any) -> str:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from fedquilt._util.wording import worst_decile
-from fedquilt.engines.metrics import accuracy, f_by_class, macro_f1, margins
+from fedquilt.tasks import Classification, Task
 
 Row = dict[str, Any]
+_CLASSES = Classification()
 
 
 @dataclass(frozen=True)
@@ -24,19 +25,26 @@ class Evaluation:
     readout: str
     split: str
     clients: tuple[str, ...]
-    kept: Tensor  # the counts as a sparse tensor: with many classes they are nearly all 0, and a run keeps every round
-    losses: Tensor | None = None  # (K,) mean cross-entropy of each client; None where a read-out names classes only
+    kept: Tensor  # the counts; by class as a sparse tensor: they are nearly all 0, and a run keeps every round
+    losses: Tensor | None = None  # (K,) mean loss of each client; None where a read-out names classes only
     training: Tensor | None = None  # (K,) mean loss over the steps of its last training; NaN for who was not chosen
     liars: tuple[int, ...] = ()  # the numbers of clients that an attack has: their rows are marked, and not counted
+    task: Task = _CLASSES
+    own: Tensor | None = None  # (K, metrics) of a user's own
 
     @property
     def counts(self) -> Tensor:
-        """(K, classes, classes) how many samples of a class (row) each client took for which (column)."""
-        return self.kept.to_dense()
+        """(K, classes, classes) how many samples of a class (row) each client took for which (column).
+
+        Of another task, the counts and sums that its metrics are computed from.
+        """
+        return self.kept.to_dense() if self.kept.is_sparse else self.kept
 
     def cells(self) -> list[list[list[int]]]:
         """For each client the cells of its counts that are not empty: class, predicted class, number of samples."""
         found: list[list[list[int]]] = [[] for _ in self.clients]
+        if not self.kept.is_sparse:
+            return found
         kept = self.kept.coalesce()
         for (client, *labels), number in zip(kept.indices().T.tolist(), kept.values().tolist(), strict=True):
             found[client].append([*labels, number])
@@ -44,21 +52,17 @@ class Evaluation:
 
     def rows(self) -> list[Row]:
         """One row a client; a client without samples in the split has none."""
-        right, f1, by_class = accuracy(self.kept), macro_f1(self.kept), f_by_class(self.kept)
-        there = margins(self.kept).there
-        samples = there.sum(1).tolist()
-        measures = [[round(f, 6) if t else None for f, t in zip(*pair, strict=True)]
-                    for pair in zip(by_class.tolist(), (there > 0).tolist(), strict=True)]  # fmt: skip
+        samples, details = self.task.samples(self.kept).tolist(), self.task.details(self.kept)
+        measures = self.measures()
         return [
             {
                 "round": self.round,
                 "client": client,
                 "readout": self.readout,
                 "split": self.split,
-                "accuracy": float(right[i]),
-                "f1": float(f1[i]),
+                **{name: _number(values, i) for name, values in measures.items()},
                 "samples": int(samples[i]),
-                "f_by_class": measures[i],
+                **{name: values[i] for name, values in details.items()},
                 "loss": _number(self.losses, i),
                 "training_loss": _number(self.training, i),
                 **({"liar": True} if i in self.liars else {}),
@@ -67,12 +71,21 @@ class Evaluation:
             if samples[i]
         ]
 
+    def measures(self) -> dict[str, Tensor]:
+        """(K,) every metric by name, in double; NaN for a client without samples."""
+        found = self.task.measures(self.kept) | self.task.from_losses(self.losses)
+        if self.own is not None:
+            found |= {metric.name: self.own[:, at] for at, metric in enumerate(self.task.metrics)}
+        return found
+
     @property
-    def accuracy(self) -> float:
-        """The mean over the honest clients that have samples."""
-        found = accuracy(self.kept)
-        found[list(self.liars)] = math.nan
-        return float(found.nanmean())
+    def score(self) -> float:
+        """The mean of the leading metric, accuracy say, over the honest clients that have samples."""
+        values = self.measures().get(self.task.lead)
+        if values is None:
+            return math.nan
+        values[list(self.liars)] = math.nan
+        return float(values.nanmean())
 
 
 def _number(of_clients: Tensor | None, client: int) -> float | None:
@@ -90,43 +103,37 @@ def final(rows: Iterable[Row], readout: str, split: str) -> dict[str, Row]:
     return last
 
 
-def summarise(rows: Sequence[Row], alone: Sequence[Row] | None, readout: str, split: str = "test") -> dict[str, Any]:
+def summarise(
+    rows: Sequence[Row], alone: Sequence[Row] | None, readout: str, split: str = "test", task: Task = _CLASSES
+) -> dict[str, Any]:
     """Mean, spread and worst decile over clients in the last round, and the gain over the same clients alone."""
-    last = final(rows, readout, split)
-    if not last:
-        return {"readout": readout, "split": split, "clients_measured": 0} | dict.fromkeys(
-            ("accuracy_mean", "accuracy_std", "accuracy_worst_decile", "f1_mean")
-        )
-    scores = torch.tensor([row["accuracy"] for row in last.values()], dtype=torch.float64)
+    metric, key = task.metric, task.lead
+    last = {client: row for client, row in final(rows, readout, split).items() if row.get(key) is not None}
+    means = [other.name for other in task.all_metrics if other.name != key]
     summary: dict[str, Any] = {
-        "readout": readout,
-        "split": split,
-        "clients_measured": len(last),
-        "accuracy_mean": float(scores.mean()),
-        "accuracy_std": float(scores.std(correction=0)),
-        "accuracy_worst_decile": worst_decile(scores.tolist()),
-        "f1_mean": sum(row["f1"] for row in last.values()) / len(last),
+        "readout": readout, "split": split, "metric": metric.told(), "clients_measured": len(last)
+    }  # fmt: skip
+    summary |= dict.fromkeys((f"{key}_mean", f"{key}_std", f"{key}_worst_decile", *(f"{n}_mean" for n in means)))
+    if not last:
+        return summary
+    scores = torch.tensor([row[key] for row in last.values()], dtype=torch.float64)
+    summary |= {
+        f"{key}_mean": float(scores.mean()),
+        f"{key}_std": float(scores.std(correction=0)),
+        f"{key}_worst_decile": worst_decile(scores.tolist(), metric.higher),
     }
+    for name in means:
+        there = [row[name] for row in last.values() if row.get(name) is not None]
+        summary[f"{name}_mean"] = sum(there) / len(there) if there else None
     if alone is not None:
         bar = final(alone, "received", split) or final(alone, "adapted", split)  # the same where nothing is received
-        gains = [row["accuracy"] - bar[client]["accuracy"] for client, row in last.items() if client in bar]
+        bar = {client: row for client, row in bar.items() if row.get(key) is not None}
+        gains = [metric.gain(row[key], bar[client][key]) for client, row in last.items() if client in bar]
         if not gains:
             raise ValueError("the run alone has no rows of these clients; give one of the same scenario")
         summary |= {
-            "alone_mean": sum(bar[c]["accuracy"] for c in last if c in bar) / len(gains),
+            "alone_mean": sum(bar[c][key] for c in last if c in bar) / len(gains),
             "gain_over_alone": sum(gains) / len(gains),
             "share_gaining": sum(gain > 0 for gain in gains) / len(gains),
         }
     return summary
-
-
-def commonest(evaluation: Evaluation) -> float:
-    """The highest mean accuracy over clients that one class, the same for all of them, can reach: that of chance.
-
-    >>> counts = torch.tensor([[[2, 0], [2, 0]], [[3, 0], [1, 0]]]).to_sparse()      # 2 of 4, and 3 of 4 are of class 0
-    >>> commonest(Evaluation(1, "received", "test", ("ann", "bob"), counts))
-    0.625
-    """
-    there = margins(evaluation.kept).there.double()  # (k, classes)
-    measured = there[there.sum(1) > 0]
-    return float((measured / measured.sum(1, keepdim=True)).mean(0).max()) if len(measured) else math.nan

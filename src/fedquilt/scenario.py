@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from fedquilt.client import Client, Split
+from fedquilt.client import Client
 from fedquilt.engines.settings import Training
-from fedquilt.families.common import Common, GivenCommon, as_common, form_for
+from fedquilt.families.common import Common, GivenCommon, as_common, form_for, with_targets
+from fedquilt.tasks import Classification, Task, as_task
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,10 @@ class Scenario:
     score sharing); its labels may be used only by methods that say so. Where clients' samples are of unlike shapes, it
     is the same events as each of their sensors sees them: `common={"device": {"camera": (x, y), "radar": (x, y)}}`, a
     pair for each value of a trait, with the same labels in the same order; "client" in the place of the trait goes by
-    names. `public_test` is the part of the public data that accuracy of score sharing is reported on. `origin` says how
-    to build it again, where that is known: a run on disk keeps it.
+    names. `public_test` is the part of the public data that accuracy of score sharing is reported on. `task` says what
+    there is to predict: classification, regression, multilabel, tokens, forecasting, or a task made ready
+    (`fedquilt.tasks`); without one it is what targets can only be. `origin` says how to build it again, where that is
+    known: a run on disk keeps it.
 
     >>> from torch import nn
     >>> c = Client("a", lambda: nn.Linear(1, 2), train=([[0.], [1.]], [0, 1]))
@@ -35,6 +39,7 @@ class Scenario:
     public_test: Common | None = None
     label_names: tuple[str, ...] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
+    task: Task = field(default_factory=Classification)
 
     def __init__(
         self,
@@ -45,9 +50,13 @@ class Scenario:
         public_test: GivenCommon | None = None,
         label_names: Sequence[str] = (),
         origin: Mapping[str, Any] | None = None,
+        task: str | Task | None = None,
     ) -> None:
         if not clients:
             raise ValueError(f"scenario '{name}' has no clients")
+        task = as_task(task, clients)
+        clients = [task.take(client) for client in clients]
+        object.__setattr__(self, "task", task)
         names = [c.name for c in clients]
         twice = sorted({n for n in names if names.count(n) > 1}) if len(set(names)) < len(names) else []
         if twice:
@@ -56,7 +65,7 @@ class Scenario:
         object.__setattr__(self, "clients", tuple(clients))
         object.__setattr__(self, "training", training or Training())
         for key, given in (("common", common), ("public_test", public_test)):
-            held = None if given is None else as_common(given, f"{key} data of scenario '{name}'")
+            held = None if given is None else _held(given, task, f"{key} data of scenario '{name}'")
             for client in clients:
                 form_for(held, client)  # which refuses whoever there is none for
             object.__setattr__(self, key, held)
@@ -67,11 +76,15 @@ class Scenario:
                 f"scenario '{name}' has {len(label_names)} label names, but labels up to {self.classes - 1} occur"
             )
 
-    @property
+    @cached_property
     def classes(self) -> int:
-        """How many classes there are over all clients: the highest label and one, or the number of label names."""
-        highest = max(max(c.labels, default=0) for c in self.clients)
-        changes = [change for c in self.clients for change in c.changes.values()]
-        changed = [max(change.labels, default=0) for change in changes if change.labels]
-        streamed = [int(change.train.y.max()) for change in changes if isinstance(change.train, Split)]
-        return max(highest + 1, max(changed + streamed, default=0) + 1, len(self.label_names))
+        """How many classes there are over all clients: the highest label and one, or the number of label names.
+
+        Of another task, how many labels, tokens or numbers an answer has.
+        """
+        return self.task.width(self.clients, self.label_names)
+
+
+def _held(given: GivenCommon, task: Task, whose: str) -> Common:
+    """What the server holds, with targets of the task."""
+    return with_targets(as_common(given, whose), lambda split: task.split(split, whose))

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,40 +37,44 @@ from fedquilt.sharing.traffic import BYTES
 ROUNDS = 3
 TOLERANCE = 2e-5
 SIZES = (11, 7, 9, 12, 8, 10)
+Make = Callable[..., Scenario]
 
 
 class SmallNet(nn.Module):
-    """A network of two modules, of a few layers and of one, for six numbers and three classes."""
+    """A network of two modules, of a few layers and of one, for six numbers and, usually, three classes."""
 
-    def __init__(self, width: int = 8) -> None:
+    def __init__(self, width: int = 8, outputs: int = 3) -> None:
         super().__init__()
         self.configuration = nn.Sequential(
             nn.LayerNorm(6), nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 4), nn.Tanh()
         )
-        self.operation = nn.Linear(4, 3)
+        self.operation = nn.Linear(4, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.operation(self.configuration(x))
         return out
 
 
-def small_scenario(unlike: bool = False, share: float = 1.0) -> Scenario:
+def small_scenario(unlike: bool = False, share: float = 1.0, task: str = "classification") -> Scenario:
     """Six clients of unlike sizes, with traits and public samples; on wish every second one has a wider network.
+
+    With the task regression there is a number to predict in the place of a class.
 
     >>> [client.samples for client in small_scenario().clients]
     [11, 7, 9, 12, 8, 10]
     """
-    draw = torch.Generator().manual_seed(5)
+    draw, classes = torch.Generator().manual_seed(5), task == "classification"
     centres = 1.5 * torch.randn(3, 6, generator=draw)
 
     def samples(count: int, shift: int = 0) -> tuple[Tensor, Tensor]:
         y = torch.arange(count) % 3
-        return centres[y] + torch.randn(count, 6, generator=draw), (y + shift) % 3
+        x = centres[y] + torch.randn(count, 6, generator=draw)
+        return x, (y + shift) % 3 if classes else x[:, 0] - (y + shift) % 3 + 0.5
 
     clients = [
         Client(
             f"client-{i}",
-            partial(SmallNet, 12 if unlike and i % 2 else 8),
+            partial(SmallNet, 12 if unlike and i % 2 else 8, 3 if classes else 1),
             samples(size, i % 2),
             samples(6, i % 2),
             samples(9, i % 2),
@@ -78,23 +83,27 @@ def small_scenario(unlike: bool = False, share: float = 1.0) -> Scenario:
         for i, size in enumerate(SIZES)
     ]
     training = Training(rounds=ROUNDS, epochs=2, batch=4, lr=0.1, share=share)
-    return Scenario("small", clients, training, samples(12), samples(9), ("a", "b", "c"))
+    return Scenario("small", clients, training, samples(12), samples(9), ("a", "b", "c") if classes else (), task=task)
 
 
-def check_method(method: Method, only: Sequence[str] | None = None) -> list[str]:
+def check_method(
+    method: Method, only: Sequence[str] | None = None, task: Literal["classification", "regression"] = "classification"
+) -> list[str]:
     """Check a method on small federations; an AssertionError says what does not hold. Gives the checks that were made.
 
     The checks, by name: *engines* (all of them give the same numbers), *resume* (a run that was stopped ends in the
     same bits), *private* (only what the plan says leaves a client), *traffic* (what is counted is what was sent),
     *participation* (whoever is not chosen stays as it is), *unlike* (clients of unlike architectures, or a sentence
     that says why not), *newcomer* (a client that joins later gets its place, and nobody else is moved) and *network*
-    (on devices that speak by letters, the numbers of a simulation; where the extra `deploy` is installed).
+    (on devices that speak by letters, the numbers of a simulation; where the extra `deploy` is installed). With
+    `task="regression"` its clients have a number to predict.
     """
+    make: Make = partial(small_scenario, task=task)
     names = list(CHECKS) if only is None else list(only)
     for name in names:
         if name not in CHECKS:
             raise ValueError(did_you_mean(name, CHECKS, "check"))
-    return [name for name in names if CHECKS[name](method) is not False]
+    return [name for name in names if CHECKS[name](method, make) is not False]
 
 
 def _require(holds: bool, otherwise: str) -> None:
@@ -131,11 +140,11 @@ def _same(one: dict[str, Tensor], other: dict[str, Tensor], what: str, tolerance
         _require(gap <= tolerance, f"{what}: '{name}' is off by {gap:.2g}")
 
 
-def check_engines(method: Method) -> None:
+def check_engines(method: Method, make: Make = small_scenario) -> None:
     """All engines give the same numbers."""
     found = {}
     for engine in ("sequential", "vectorised", *(("parallel", "parallel-stacks") if can_fork() else ())):
-        federation = _federation(small_scenario(), method, engine)
+        federation = _federation(make(), method, engine)
         try:
             federation.run()
             found[engine] = _rows(federation)
@@ -145,9 +154,9 @@ def check_engines(method: Method) -> None:
         _same(rows, found["sequential"], f"the engine '{engine}' differs from 'sequential'", TOLERANCE)
 
 
-def check_resume(method: Method) -> None:
+def check_resume(method: Method, make: Make = small_scenario) -> None:
     """A federation that was kept after a round and put back goes on to the same bits."""
-    scenario = small_scenario(share=0.5)
+    scenario = make(share=0.5)
     straight, kept = _federation(scenario, method), _federation(scenario, method)
     kept.step(evaluate=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -188,9 +197,9 @@ def _sent(up: Update) -> dict[int, dict[str, int]]:
     return sent
 
 
-def check_private(method: Method) -> None:
+def check_private(method: Method, make: Make = small_scenario) -> None:
     """What leaves a client is what the plan says, and nothing else."""
-    federation = _federation(small_scenario(), method)
+    federation = _federation(make(), method)
     passed = _tapped(federation)
     for _ in range(ROUNDS):
         plan = federation.server.plan
@@ -202,9 +211,9 @@ def check_private(method: Method) -> None:
                 _require(not beyond, f"client {i} sent {beyond}, which the plan keeps at home:\n{plan}")
 
 
-def check_traffic(method: Method) -> None:
+def check_traffic(method: Method, make: Make = small_scenario) -> None:
     """The bytes that are counted are those of the messages."""
-    federation = _federation(small_scenario(share=0.5), method)
+    federation = _federation(make(share=0.5), method)
     passed = _tapped(federation)
     for _ in range(ROUNDS):
         passed.clear()
@@ -215,9 +224,9 @@ def check_traffic(method: Method) -> None:
         _require(counted == up, f"round {report.round}: {counted} bytes up are counted, {up} were sent")
 
 
-def check_participation(method: Method) -> None:
+def check_participation(method: Method, make: Make = small_scenario) -> None:
     """Whoever is not chosen in a round stays as it is."""
-    federation = _federation(small_scenario(share=0.5), method)
+    federation = _federation(make(share=0.5), method)
     names = [client.name for client in federation.scenario.clients]
     for _ in range(ROUNDS):
         before = _rows(federation)
@@ -227,17 +236,17 @@ def check_participation(method: Method) -> None:
         _same({n: before[n] for n in resting}, after, "a client that was not chosen has changed")
 
 
-def check_unlike(method: Method) -> None:
+def check_unlike(method: Method, make: Make = small_scenario) -> None:
     """Clients of unlike architectures take part, or a sentence says why not."""
     try:
-        _federation(small_scenario(unlike=True), method).run()
+        _federation(make(unlike=True), method).run()
     except (ValueError, TypeError) as error:
         _require(len(str(error)) > 30, f"unlike architectures are refused, but not in a sentence: {error}")
 
 
-def check_newcomer(method: Method) -> None:
+def check_newcomer(method: Method, make: Make = small_scenario) -> None:
     """A client that joins a finished run gets a place in its plan, and nobody else's is touched."""
-    scenario = small_scenario()
+    scenario = make()
     others = replace(scenario, clients=scenario.clients[:-1])
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -252,7 +261,7 @@ def check_newcomer(method: Method) -> None:
                 _require(bool(same.all()), f"a newcomer regroups the others' {unit}")
 
 
-def check_network(method: Method) -> bool:
+def check_network(method: Method, make: Make = small_scenario) -> bool:
     """Devices that speak by letters give the numbers of a simulation; False where this cannot be tried here."""
     if find_spec("cryptography") is None or in_library(method.name) is not type(method):
         return False
@@ -263,7 +272,7 @@ def check_network(method: Method) -> bool:
     from fedquilt.deploy.server.declarations import declare
     from fedquilt.runs.settings import method_to
 
-    scenario = small_scenario()
+    scenario = make()
     simulated = _federation(scenario, method)
     with tempfile.TemporaryDirectory() as folder:
         project = create_from_scenario(Path(folder) / "project", scenario, Address())
@@ -279,7 +288,7 @@ def check_network(method: Method) -> bool:
     return True
 
 
-CHECKS: dict[str, Callable[[Method], bool | None]] = {
+CHECKS: dict[str, Callable[[Method, Make], bool | None]] = {
     "engines": check_engines,
     "resume": check_resume,
     "private": check_private,

@@ -39,10 +39,19 @@ def client(name: str = "a", model: Any = Zero, train: Any = (X, Y), **more: Any)
         (lambda: client(train=(np.array([["a"], ["b"]]), Y)), "train data of client 'a': samples must be numbers"),
         (lambda: client(train=(np.array(X)[::-1], Y)), None),  # an array that runs backwards
         (lambda: client(train=(X, [0])), "train data of client 'a': samples of shape (2, 1) do not go with labels of"),
-        (lambda: client(train=(X, [[0], [1]])), "give (n, ...) samples and (n,) labels"),
+        (
+            lambda: fq.Scenario("s", [client(train=(X, [[0], [1]]))]),
+            "they may be numbers, labels that are there or not",
+        ),
+        (lambda: client(train=(X, 1.5)), "give (n, ...) samples and (n,) labels"),
+        (lambda: client(train=(X, [0.5, 1.5]), labels=[0]), "labels are classes, and its targets are none"),
         (lambda: client(train=([], [])), "client 'a' has no training samples"),
-        (lambda: client(train=(X, [0, -1])), "label -1 is negative; leave unlabelled samples out"),
-        (lambda: client(train=(X, [0, 0.5])), "labels are whole numbers from 0 up, but one is 0.5"),
+        (lambda: fq.Scenario("s", [client(train=(X, [0, -1]))]), "label -1 is negative; leave unlabelled samples out"),
+        (
+            lambda: fq.Scenario("s", [client(train=(X, [0, 0.5]))], task="classification"),
+            "labels are whole numbers from 0 up, but one is 0.5",
+        ),
+        (lambda: client(train=(X, [0.5, np.nan])), "targets hold NaN or infinite values"),
         (lambda: client(train=([[0.0], [np.nan]], Y)), "samples hold NaN or infinite values"),
         (lambda: client(train=fq.Split(torch.tensor([[np.inf]]), torch.tensor([0]))), "NaN or infinite"),
         (lambda: client(test=([[0.0, 1.0]], [0])), "test samples are float32 of shape (2,), training samples"),

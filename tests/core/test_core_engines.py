@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import fedquilt as fq
 from fedquilt.engines.engine import Engine, TrainingJob
-from fedquilt.engines.objective import Batch, Learner, Objective, cross_entropy
+from fedquilt.engines.objective import Batch, Learner, Objective, task_loss
 from fedquilt.engines.parallel import can_fork
 from fedquilt.interface.me import Me
 from fedquilt.interface.steps import Install, Step, Train
@@ -254,7 +254,7 @@ class Rated(FedAvg):
         def rates(me: Me) -> dict[str, Tensor]:
             return {"0": (me.samples - 5) / 4, "2": me.number(1.0)}
 
-        return Install(), Train(cross_entropy() + Objective((towards,)), given=given, rates=rates)
+        return Install(), Train(task_loss() + Objective((towards,)), given=given, rates=rates)
 
 
 @pytest.mark.parametrize("engine", OTHERS)

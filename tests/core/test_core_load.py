@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fedquilt as fq
 from fedquilt.core import family_state
-from fedquilt.engines.metrics import accuracy, confusion, f_by_class, margins
 from fedquilt.methods import FedAvg
+from fedquilt.tasks.confusion import accuracy, confusion, f_by_class, margins
 
 
 def data(n: int, seed: int, classes: int = 3) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from fedquilt._util.randomness import key_of
 from fedquilt._util.shared_memory import _NO_RESERVE, common_zeros, is_common
 from fedquilt.core.row_store import RowStore
 from fedquilt.engines.engine import Samples, TrainingJob, TrainingSpec
-from fedquilt.engines.objective import cross_entropy
+from fedquilt.engines.objective import task_loss
 from fedquilt.engines.parallel import can_fork
 from fedquilt.engines.select import ENGINES
 from fedquilt.engines.settings import Training
@@ -62,7 +62,7 @@ def recipe() -> TrainingSpec:
     parts = tuple((torch.randn(3, 2), torch.randint(0, 2, (3,))) for _ in range(2))
     samples = Samples(parts, (0, 1), (3, 3), (key_of(0), key_of(1)))
     training = Training(lr=0.5, batch=2)
-    return TrainingSpec(net, Layout(net, cut(net)), samples, training, cross_entropy(), torch.device("cpu"))
+    return TrainingSpec(net, Layout(net, cut(net)), samples, training, task_loss(), torch.device("cpu"))
 
 
 @pytest.mark.skipif(not can_fork(), reason="this system cannot fork")

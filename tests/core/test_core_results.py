@@ -12,9 +12,9 @@ from sklearn import metrics
 
 import fedquilt as fq
 from fedquilt._util.wording import worst_decile
-from fedquilt.engines.metrics import accuracy, confusion, f_by_class, macro_f1
 from fedquilt.methods import FedPer
 from fedquilt.results import Evaluation, final, summarise
+from fedquilt.tasks.confusion import accuracy, confusion, f_by_class, macro_f1
 
 
 @settings(max_examples=40, deadline=None)

@@ -12,7 +12,7 @@ from torch import nn
 from fedquilt._util.randomness import key_of
 from fedquilt.engines import stage, vectorised
 from fedquilt.engines.engine import Samples, TrainingJob, TrainingSpec
-from fedquilt.engines.objective import cross_entropy, proximal
+from fedquilt.engines.objective import proximal, task_loss
 from fedquilt.engines.sequential import Sequential
 from fedquilt.engines.settings import Training
 from fedquilt.engines.vectorised import Vectorised
@@ -43,9 +43,7 @@ def recipe(counts: list[int], training: Training) -> TrainingSpec:
     x, y = torch.randn(sum(counts), 4), torch.randint(0, 3, (sum(counts),))
     parts = tuple(zip(x.split(counts), y.split(counts), strict=True))
     samples = Samples(parts, tuple(range(len(counts))), tuple(counts), keys)
-    return TrainingSpec(
-        net, Layout(net, cut(net)), samples, training, cross_entropy() + proximal(0.1), torch.device("cpu")
-    )
+    return TrainingSpec(net, Layout(net, cut(net)), samples, training, task_loss() + proximal(0.1), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("counts", [[8, 8, 8], [10, 10, 10], [5, 9, 14]])

@@ -12,10 +12,14 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from functools import partial
+
 import torch
 from _pytest.mark import ParameterSet
 from deploy_help import digits_with_public, federate, same_rows
+from torch import nn
 
+from fedquilt import Client, Training
 from fedquilt._util.toml import values_of
 from fedquilt.core.evaluation import look_at, measure
 from fedquilt.core.federation import Federation
@@ -25,6 +29,8 @@ from fedquilt.readouts import READOUTS, Vote
 from fedquilt.runs.rebuilding import make_method, make_readouts
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios import build
+from fedquilt.tasks import Task, Tokens
+from fedquilt.testing import small_scenario
 
 ROUNDS = 4
 
@@ -95,8 +101,23 @@ def test_on_a_device_the_vote_knows_no_other_client(tmp_path: Path) -> None:
     found = {e.split: e.counts for e in deployed.evaluate(last=True) if e.readout == "vote"}
     for number in range(len(scenario.clients)):
         by_itself = look_at(simulated.simulation, simulated.server.instructions([number]), last=True)
-        for (_, split), (counts, _) in measure(by_itself, [Vote()]).items():
+        for (_, split), (counts, *_) in measure(by_itself, [Vote()]).items():
             assert torch.equal(counts.to_dense()[0], found[split][number])
+
+
+@pytest.mark.parametrize("task", ["regression", Tokens(lead="perplexity")])
+def test_numbers_and_tokens_go_over_letters(tmp_path: Path, task: str | Task) -> None:
+    if isinstance(task, str):
+        scenario = small_scenario(task=task)
+    else:
+        draw = torch.Generator().manual_seed(0)
+        x = torch.randint(0, 3, (4, 9, 5), generator=draw)
+        clients = [
+            Client(f"c{i}", partial(nn.Embedding, 3, 3), (x[i], (x[i] + i) % 3), test=(x[i], (x[i] + i) % 3))
+            for i in range(4)
+        ]
+        scenario = Scenario("tokens", clients, Training(lr=0.5), task=task)
+    compare(tmp_path / "fed", scenario, "ditto", {}, ["received", "adapted"])
 
 
 def test_the_bundled_scenario(tmp_path: Path) -> None:

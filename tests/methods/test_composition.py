@@ -41,7 +41,7 @@ def test_feddl_with_best_of_both() -> None:
         assert torch.equal(received.sum(2), both.sum(2))  # the same samples
         right = [c.diagonal(dim1=1, dim2=2).sum(1) for c in (received, adapted, both)]
         assert not torch.equal(right[0], right[1])  # pulls below 1 and a private head: both models differ
-    seen = {e.readout: e.accuracy for e in result.evaluations if e.split == "validation"}
+    seen = {e.readout: e.score for e in result.evaluations if e.split == "validation"}
     assert seen["best-of-both"] > max(seen["received"], seen["adapted"]) - 0.02
 
 

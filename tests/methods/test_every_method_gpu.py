@@ -40,7 +40,7 @@ def test_the_numbers_of_a_cpu(name: str, share: float) -> None:
             for family_state in family_states
             for c, r in zip(family_state.clients, family_state.store.all(), strict=True)
         }
-        found[device] = rows, federation.server.plan, [e.accuracy for e in reports[-1].evaluations], reports[-1].traffic
+        found[device] = rows, federation.server.plan, [e.score for e in reports[-1].evaluations], reports[-1].traffic
         federation.close()
     (here, plan, scores, moved), (there, other_plan, other_scores, other_moved) = found["cpu"], found["cuda"]
     for client, row in here.items():

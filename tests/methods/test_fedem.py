@@ -127,7 +127,7 @@ def test_fedem_tells_groups_that_name_classes_otherwise_apart() -> None:
     assert pi[0] == pi[2] != pi[1] == pi[3]
     plain = federation(of, FedAvg(), "vectorised", evaluate_every=40)
     (bar,) = (e for _ in range(40) for e in plain.step().evaluations if (e.readout, e.split) == ("received", "test"))
-    assert seen.accuracy > bar.accuracy + 0.2
+    assert seen.score > bar.score + 0.2
 
 
 def test_fedavg_plus_is_fedavg_read_out_otherwise() -> None:

@@ -60,7 +60,7 @@ def federation(method: Method, training: Training, scenario: Scenario | None = N
 
 def final_score(of: Federation) -> float:
     """The clients' mean accuracy with what they received, on their test data."""
-    return next(e.accuracy for e in of.evaluate() if (e.readout, e.split) == ("received", "test"))
+    return next(e.score for e in of.evaluate() if (e.readout, e.split) == ("received", "test"))
 
 
 # --- by hand ---------------------------------------------------------------------------------------------------------

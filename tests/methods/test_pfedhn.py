@@ -99,7 +99,7 @@ def test_groups_that_name_classes_otherwise_get_models_of_their_own() -> None:
     for method in (PFedHN(rate=0.1, width=20), FedAvg()):
         fed = federation(of, method, "vectorised", evaluate_every=60)
         seen = [e for _ in range(60) for e in fed.step().evaluations if (e.readout, e.split) == ("received", "test")]
-        accuracies[method.name] = seen[0].accuracy
+        accuracies[method.name] = seen[0].score
     assert accuracies["pfedhn"] > accuracies["fedavg"] + 0.2
 
 

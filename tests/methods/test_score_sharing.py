@@ -327,7 +327,7 @@ def scores_of(settings: dict[str, Any], scenario: Scenario | None = None) -> tup
         scenario or overlapping(), "score-sharing", settings=settings, engine="sequential", alone=False,
         readouts=ALL, evaluate_every=8,
     )  # fmt: skip
-    return {e.readout: e.accuracy for e in result.evaluations if e.split == "test"}, result
+    return {e.readout: e.score for e in result.evaluations if e.split == "test"}, result
 
 
 def test_it_wins_where_labels_overlap_and_the_letter_does_not() -> None:
@@ -411,9 +411,9 @@ def test_a_label_that_joins_late_is_heard_as_loudly_as_the_others() -> None:
     joined = Scenario("late", late, scenario.training, scenario.common, scenario.public_test, ["a", "b", "c", "d"])
     result = fq.run(joined, "score-sharing", engine="sequential", alone=False, readouts=("received", "own"))
     last = {e.readout: e for e in result.evaluations if e.round == 8 and e.split == "test"}
-    assert last["received"].accuracy > last["own"].accuracy - 0.02
+    assert last["received"].score > last["own"].score - 0.02
     earlier = [e for e in result.evaluations if e.round == 5 and e.split == "test"]
-    assert earlier[0].accuracy == 1.0  # with one label there is nothing to mistake
+    assert earlier[0].score == 1.0  # with one label there is nothing to mistake
 
 
 def passing(gap: bool) -> Scenario:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fedquilt as fq
-from fedquilt.authoring import ClientInfo, Install, Parts, Plan, Roster, State, Step, Train, cross_entropy, nobody
+from fedquilt.authoring import ClientInfo, Install, Parts, Plan, Roster, State, Step, Train, nobody, task_loss
 from fedquilt.core.evaluation import look_at
 from fedquilt.interface.client_stack import ClientStack, PaddedSplit
 from fedquilt.readouts import KNN, EvaluationContext, FineTuned, FineTunedChosen, Readout, Vote, named
@@ -370,8 +370,8 @@ class WithTwin(fq.methods.FedAvg):
         return Parts({"shared": model, "alone": copy.deepcopy(model)}, predicts="shared")
 
     def local(self) -> tuple[Step, ...]:
-        twin = Train(cross_entropy("alone"), "alone/*", when="round")
-        return Install(), Train(cross_entropy("shared"), "shared/*"), twin
+        twin = Train(task_loss("alone"), "alone/*", when="round")
+        return Install(), Train(task_loss("shared"), "shared/*"), twin
 
     def plan(self, state: State, roster: Roster) -> Plan:
         own = [unit for unit in roster.units if unit.startswith("alone/")]

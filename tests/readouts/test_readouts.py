@@ -207,7 +207,7 @@ def specialists(seed: int = 0, rounds: int = 12) -> fq.Scenario:
 
 def accuracies(result: fq.Run, split: str = "test") -> dict[str, float]:
     last = result.federation.round
-    return {e.readout: e.accuracy for e in result.evaluations if e.split == split and e.round == last}
+    return {e.readout: e.score for e in result.evaluations if e.split == split and e.round == last}
 
 
 def test_best_of_both_wins_where_clients_are_specialists() -> None:

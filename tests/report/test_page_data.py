@@ -33,7 +33,7 @@ def test_a_run_is_read(tmp_path: Path) -> None:
     assert (run.scenario, run.method, run.seed, run.reading) == ("har", "feddl", 3, ("received", "test"))
     assert run.clients == tuple(f"phone-{i}" for i in range(1, 6))
     assert set(run.series) == {("received", "test"), ("adapted", "test")}
-    assert run.series["received", "test"].accuracy.shape == (4, 5)
+    assert run.series["received", "test"].score.shape == (4, 5)
     assert [at for at, _ in run.plans] == [0, 1, 2, 3, 4]
     assert run.traffic is not None
     assert run.traffic.up[0].tolist() == pytest.approx([0.12, 0.144, 0.168, 0.192, 0.216])
@@ -197,7 +197,7 @@ def test_curves_bands_gains_and_the_table(tmp_path: Path) -> None:
     assert fedavg["loss"] == [0.5625, 0.375]
     assert unpacked(fedavg["final"]).tolist() == [0.875, 0.375]
     assert unpacked(fedavg["gain"]).tolist() == [0.375, -0.125]
-    assert view["table"]["best"] == {"name": "fedavg", "accuracy": 0.625, "gaining": 0.5}
+    assert view["table"]["best"] == {"name": "fedavg", "score": 0.625, "gaining": 0.5}
     assert "against fedavg" in view["table"]["headings"]
     assert unpacked(scenario["traffic"][1]["up"]).tolist() == [2.0, 4.0]
     history = unpacked(scenario["details"][1]["history"]) / 65534

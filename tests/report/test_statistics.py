@@ -202,7 +202,7 @@ def test_p_values_are_those_of_whole_samples(single: bool, tmp_path: Path) -> No
             if single:
                 rows = [row | {"accuracy": float(np.float32(row["accuracy"]))} for row in rows]
             found = read_run(written(tmp_path / f"{trial}-{which}", rows))
-            tables.append(found.series["received", "test"].accuracy.T)
+            tables.append(found.series["received", "test"].score.T)
         whole = (right[0] - right[1]).astype(float)
         assert signed_rank(*tables) == pytest.approx(stats.wilcoxon(whole[whole != 0]).pvalue, abs=1e-12)
 

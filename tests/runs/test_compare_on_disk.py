@@ -201,7 +201,7 @@ def test_the_choice_is_made_on_validation_data_alone(tmp_path: Path) -> None:
         write(tmp_path / "c", job, *scores[job.label])
     chosen = best_setting(jobs, tmp_path / "c")
     assert (chosen["fedprox"].label, chosen["fedprox"].among) == ("mu=0.1", 2)
-    assert chosen["fedprox"].accuracy == pytest.approx(0.7)
+    assert chosen["fedprox"].score == pytest.approx(0.7)
     assert chosen["local"].among == 1
 
 

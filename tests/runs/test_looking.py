@@ -87,13 +87,13 @@ def row(accuracy: float, round_: int, loss: float | None) -> Row:
     ],
 )
 def test_the_cause_follows_the_losses(first: Row, last: Row, refused: int, told: str) -> None:
-    assert told in str(trouble([first], [last], 1 / 3, Training(lr=0.1), refused))
+    assert told in str(trouble([first], [last], (1 / 3, 0.0236), Training(lr=0.1), refused))
 
 
 def test_chance_ends_two_standard_errors_above_it() -> None:
     error = (0.25 / 400) ** 0.5  # of 400 answers that are right half of the time
-    assert trouble([], [row(0.5 + 1.9 * error, 9, None)], 0.5, Training(), 0) is not None
-    assert trouble([], [row(0.5 + 2.1 * error, 9, None)], 0.5, Training(), 0) is None
+    assert trouble([], [row(0.5 + 1.9 * error, 9, None)], (0.5, error), Training(), 0) is not None
+    assert trouble([], [row(0.5 + 2.1 * error, 9, None)], (0.5, error), Training(), 0) is None
 
 
 def test_it_prints_itself_in_a_few_lines(learnt: fq.Run) -> None:

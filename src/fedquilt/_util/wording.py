@@ -30,13 +30,13 @@ def megabytes(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def worst_decile(values: Sequence[float]) -> float:
-    """The mean over the worst tenth of the clients, at least one.
+def worst_decile(values: Sequence[float], higher: bool = True) -> float:
+    """The mean over the worst tenth of the clients, at least one; `higher` says whether more is better.
 
-    >>> worst_decile([0.9, 0.5, 0.8])
-    0.5
+    >>> worst_decile([0.9, 0.5, 0.8]), worst_decile([0.9, 0.5, 0.8], higher=False)
+    (0.5, 0.9)
     """
-    tenth = sorted(values)[: max(1, len(values) // 10)]
+    tenth = sorted(values, reverse=not higher)[: max(1, len(values) // 10)]
     return sum(tenth) / len(tenth)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Format = Annotated[str, typer.Option("--format", help="The table as text, csv, latex or markdown.")]
 Reference = Annotated[str | None, typer.Option("--reference", help="The method that every other is set against.")]
-Target = Annotated[float | None, typer.Option("--target", help="Also: rounds and megabytes to this accuracy, 0 to 1.")]
+Target = Annotated[float | None, typer.Option("--target", help="Also: rounds and megabytes to this score, as 0.9.")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Where the runs are kept; runs/compare-SCENARIO otherwise.")
 ]
@@ -92,8 +92,8 @@ def compare(
     reference = dict(zip(methods, names, strict=True)).get(reference or "", reference)  # as it was written above
     if reference is not None and reference not in names:
         raise Refused(did_you_mean(reference, names, "method in this comparison"))
-    if target is not None and not 0 < target <= 1:
-        raise Refused(f"--target {target}: give an accuracy above 0 and at most 1")
+    if target is not None and not target > 0:
+        raise Refused(f"--target {target}: give a score above 0, an accuracy at most 1")
     if jobs is not None and jobs < 1:
         raise Refused(f"--jobs {jobs}: give at least 1")
     opt.check_checkpoints(checkpoint_every)

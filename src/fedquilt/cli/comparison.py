@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedquilt._util.metric import ACCURACY, Metric
 from fedquilt._util.suggest import did_you_mean
 from fedquilt.cli.output import Refused, out, print_json
 
@@ -25,16 +26,20 @@ class Choice:
     method: str
     label: str
     variant: str
-    accuracy: float
+    score: float
     among: int
+    metric: Metric = ACCURACY
 
     def __str__(self) -> str:
-        score = f"{100 * self.accuracy:.1f} % on validation data"
+        name = "" if self.metric == ACCURACY else f"{self.metric.name} "
+        score = f"{name}{self.metric.show(self.score)}{self.metric.unit} on validation data"
         return f"{self.method}: {self.label or 'as it is'} is the best of {self.among} settings ({score})"
 
 
 def best_setting(jobs: Sequence[PlannedRun], folder: Path) -> dict[str, Choice]:
-    """For every method the settings with the highest mean over clients and seeds on validation data, never on test."""
+    """For every method the settings with the best mean over clients and seeds on validation data, never on test."""
+    from fedquilt.report.read_runs import read_run
+
     variants: dict[str, dict[str, list[PlannedRun]]] = {}
     for job in jobs:
         variants.setdefault(job.name, {}).setdefault(job.variant, []).append(job)
@@ -45,13 +50,14 @@ def best_setting(jobs: Sequence[PlannedRun], folder: Path) -> dict[str, Choice]:
             chosen[method] = Choice(method, found[variant][0].label, variant, float("nan"), 1)
             continue
         scores = {variant: _validated(mine, folder) for variant, mine in found.items()}
-        best = max(scores, key=lambda variant: scores[variant])
-        chosen[method] = Choice(method, found[best][0].label, best, scores[best], len(found))
+        metric = read_run(folder / jobs[0].folder).metric
+        best = max(scores, key=lambda variant: metric.gain(scores[variant], 0.0))
+        chosen[method] = Choice(method, found[best][0].label, best, scores[best], len(found), metric)
     return chosen
 
 
 def _validated(jobs: Sequence[PlannedRun], folder: Path) -> float:
-    """The mean over seeds and clients of the last accuracy on validation data, with the read-out a method reports."""
+    """The mean over seeds and clients of the last score on validation data, with the read-out a method reports."""
     import numpy as np
 
     from fedquilt.report.read_runs import read_run

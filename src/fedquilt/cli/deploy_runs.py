@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedquilt._util.metric import metric_of
 from fedquilt.cli.deploy_words import Settings, Where, flower, say
 from fedquilt.cli.tables import in_full
 
@@ -90,8 +91,9 @@ def watch(project: Project, spec: Mapping[str, Any], number: int, stop: bool) ->
             stop_run(project, spec)
             say("stopped; go on with `fedquilt deploy run --resume`")
         raise typer.Exit(130) from None
-    score = summary.get("accuracy_mean")
-    say(f"{summary['readout']} accuracy on {summary['split']}: " + ("none" if score is None else f"{score:.4f}"))
+    name = metric_of(summary).name
+    score = summary.get(f"{name}_mean")
+    say(f"{summary['readout']} {name} on {summary['split']}: " + ("none" if score is None else f"{score:.4f}"))
     if "privacy" in summary:
         say(in_full(summary))
     say(f"Kept in {spec['folder']}; look at it with: fedquilt report {spec['folder']}")

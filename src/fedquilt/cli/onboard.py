@@ -9,7 +9,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedquilt._util.wording import percent
 from fedquilt.cli import options as opt
 from fedquilt.cli.output import Refused, out, print_json
 
@@ -77,14 +76,16 @@ def show(joined: Onboarded) -> None:
         circles.add_row(Text(unit), Text(", ".join(peers[:6]) + more if peers else "nobody"))
     out.print(circles)
     scores = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("accuracy %", "validation", "test"):
-        scores.add_column(heading, justify="left" if heading == "accuracy %" else "right")
+    metric = joined.metric
+    for heading in (metric.heading, "validation", "test"):
+        scores.add_column(heading, justify="left" if heading == metric.heading else "right")
     for name, by_split in joined.scores.items():
         known = [by_split[split] if by_split[split] == by_split[split] else None for split in ("validation", "test")]
         style = "bold" if name == joined.personal else ""
-        scores.add_row(Text(name), *(Text(percent(value)) for value in known), style=style)
+        scores.add_row(Text(name), *(Text(metric.show(value)) for value in known), style=style)
     out.print()
     out.print(scores)
     word = "better than" if joined.gain > 0 else "as good as" if joined.gain == 0 else "worse than"
-    told = f"{percent(joined.gain, sign=True)} points on its test data, after {joined.rounds} rounds of its own"
+    gain = f"{metric.show(joined.gain, sign=True)}{' points' if metric.percent else ''}"
+    told = f"{gain} on its test data, after {joined.rounds} rounds of its own"
     out.print(f"\nJoining is {word} staying alone: {told} ({joined.rounds_alone} alone).", soft_wrap=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedquilt._util.metric import ACCURACY
 from fedquilt.cli.output import Refused, err
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Progressed:
     """How a run goes, in a few words: accuracy now and at best, and megabytes moved."""
 
     def __init__(self) -> None:
-        self.best = -math.inf
+        self.best = math.nan
         self.moved = 0
 
     def text(self, federation: Federation, report: RoundReport) -> str:
@@ -104,8 +105,11 @@ class Progressed:
         found = current(report, [federation.method.readout, *(readout.name for readout in federation.readouts)])
         told = ""
         if found is not None:
-            self.best = max(self.best, found[1])
-            told = f"{found[0]} {100 * found[1]:.1f} % (best {100 * self.best:.1f})"
+            metric = federation.scenario.task.metric
+            if not metric.gain(self.best, found[1]) >= 0:
+                self.best = found[1]
+            name = "" if metric == ACCURACY else f"{metric.name} "
+            told = f"{found[0]} {name}{metric.show(found[1])}{metric.unit} (best {metric.show(self.best)})"
         return f"{told}  {self.moved / 1e6:.1f} MB" if self.moved else told
 
 
@@ -135,10 +139,10 @@ class _Line:
 
 
 def current(report: RoundReport, readouts: Sequence[str]) -> tuple[str, float] | None:
-    """The accuracy to show for a round: on validation data, or on test data where clients have no other."""
+    """The score to show for a round: on validation data, or on test data where clients have no other."""
     for split in ("validation", "test"):
         for readout in readouts:
             for evaluation in report.evaluations:
-                if (evaluation.split, evaluation.readout) == (split, readout) and math.isfinite(evaluation.accuracy):
-                    return split, evaluation.accuracy
+                if (evaluation.split, evaluation.readout) == (split, readout) and math.isfinite(evaluation.score):
+                    return split, evaluation.score
     return None

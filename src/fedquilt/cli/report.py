@@ -27,7 +27,7 @@ def report(
     form: Format = None,
     title: Annotated[str | None, typer.Option("--title", help="The page's title.")] = None,
     reference: Annotated[str | None, typer.Option("--reference", help="The method every other is set against.")] = None,
-    target: Annotated[float | None, typer.Option("--target", help="Rounds and megabytes to this accuracy.")] = None,
+    target: Annotated[float | None, typer.Option("--target", help="Rounds and megabytes to this score.")] = None,
 ) -> None:
     """Write one self-contained HTML page about runs, which no network is needed to open; or print their comparison."""
     if form is not None:

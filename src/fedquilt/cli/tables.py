@@ -8,36 +8,40 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedquilt._util.wording import megabytes, percent
+from fedquilt._util.metric import ACCURACY, metric_of
+from fedquilt._util.wording import megabytes
 
 Summary = Mapping[str, Any]
 
 
 def summary_table(summaries: Sequence[Summary]) -> Table:
-    """A row a run: accuracy with its spread over clients, worst decile, gain over alone, megabytes, seconds.
+    """A row a run: its score with the spread over clients, worst decile, gain over alone, megabytes, seconds.
 
-    The best mean is bold.
+    The score is accuracy, or what else leads. The best mean is bold.
     """
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     with_gain = any(s.get("gain_over_alone") is not None for s in summaries)
     table.add_column("method")
-    table.add_column("accuracy %", justify="right")
-    table.add_column("worst\ndecile %", justify="right")
+    metric = metric_of(summaries[0]) if summaries else ACCURACY
+    key = metric.name
+    table.add_column(metric.heading, justify="right")
+    table.add_column(f"worst\ndecile{metric.unit}", justify="right")
     if with_gain:
         table.add_column("gain over\nalone", justify="right")
         table.add_column("clients\ngaining", justify="right")
     table.add_column("MB\nup", justify="right")
     table.add_column("MB\ndown", justify="right")
     table.add_column("seconds", justify="right")
-    best = max((s["accuracy_mean"] for s in summaries if s["accuracy_mean"] is not None), default=None)
+    known = [s[f"{key}_mean"] for s in summaries if s[f"{key}_mean"] is not None]
+    best = (max if metric.higher else min)(known, default=None)
     for s in summaries:
-        score = s["accuracy_mean"]
-        shown = "–" if score is None else f"{percent(score)} ± {percent(s['accuracy_std']):>4}"
-        cells = [s["method"], shown, percent(s.get("accuracy_worst_decile"))]
+        score = s[f"{key}_mean"]
+        shown = "–" if score is None else f"{metric.show(score)} ± {metric.show(s[f'{key}_std']):>4}"
+        cells = [s["method"], shown, metric.show(s.get(f"{key}_worst_decile"))]
         if with_gain:
             of_all = s.get("share_gaining")
             alone = s["method"] == "local"
-            cells.append("–" if alone else percent(s.get("gain_over_alone"), sign=True))
+            cells.append("–" if alone else metric.show(s.get("gain_over_alone"), sign=True))
             cells.append("–" if alone or of_all is None else f"{100 * of_all:.0f} %")
         cells += [megabytes(s["megabytes_up"]), megabytes(s["megabytes_down"]), f"{s['seconds']:.1f}"]
         table.add_row(*(Text(cell) for cell in cells), style="bold" if score == best and len(summaries) > 1 else "")
@@ -53,8 +57,10 @@ def what_it_says(summary: Summary) -> str:
     """
     liars = summary.get("liars")
     told = f" The {liars} who lie ({summary['attack']}) are not counted." if liars else ""
+    metric = metric_of(summary)
+    name, lower = metric.name[0].upper() + metric.name[1:], "" if metric.higher else " (lower is better)"
     return (
-        f"Accuracy on {summary['split']} data after round {summary['rounds']}, read-out '{summary['readout']}': "
+        f"{name}{lower} on {summary['split']} data after round {summary['rounds']}, read-out '{summary['readout']}': "
         f"mean ± standard deviation over {summary['clients_measured']} clients.{told}"
     )
 

@@ -15,7 +15,6 @@ from fedquilt.client import Split, as_samples
 from fedquilt.core.family_state import table_of
 from fedquilt.core.server import Server
 from fedquilt.engines.check_models import misfit
-from fedquilt.engines.metrics import confusion, mean_losses
 from fedquilt.families.common import Common, form_for
 from fedquilt.interface.client_stack import ClientStack, map_rows
 from fedquilt.interface.messages import Instructions, Updates
@@ -78,20 +77,23 @@ def pool(
 class Measured(NamedTuple):
     """What clients scored with a read-out on a split."""
 
-    counts: Tensor  # by true and predicted class, a sparse (k, classes, classes)
+    counts: Tensor  # what the task counts: by true and predicted class, a sparse (k, classes, classes), say
     losses: Tensor | None  # (k,) None where a read-out names classes only
+    own: Tensor | None = None  # (k, metrics) of a user's own
 
 
 def measure(look: EvaluationContext, readouts: Iterable[Readout]) -> dict[tuple[str, str], Measured]:
     """What clients scored, by read-out and split; read-outs that need the last round are left out before it."""
     found: dict[tuple[str, str], Measured] = {}
+    task = look.task
     for readout in due(readouts, look.last):
         for split in SPLITS:
             table, predicted = look.table(split), readout.predictions(look, split)
-            counts = confusion(predicted, table.y, table.mask, look.received.classes)
+            counts = task.counts(predicted, table.y, table.mask, look.received.classes)
             logs = readout.logs(look, split)
-            losses = None if logs is None else mean_losses(logs, table.y, table.mask)
-            found[readout.name, split] = Measured(counts, losses)
+            losses = None if logs is None else task.mean_losses(logs, table.y, table.mask)
+            own = task.own(logs, table.y, table.mask) if logs is not None and task.metrics else None
+            found[readout.name, split] = Measured(counts, losses, own)
     return found
 
 
@@ -128,15 +130,19 @@ def evaluate(simulation: Simulation, server: Server, readouts: Sequence[Readout]
     training = training_losses(simulation, simulation.numbers)
     evaluations = []
     for (readout, split), parts in scored.items():
-        counts = torch.cat([part.counts.cpu() for part in parts]).index_select(0, place).coalesce()
+        counts = torch.cat([part.counts.cpu() for part in parts]).index_select(0, place)
         losses = [part.losses.cpu() for part in parts if part.losses is not None]
+        own = [part.own.cpu() for part in parts if part.own is not None]
         of_each = torch.cat(losses)[place] if losses else None
-        evaluations.append(Evaluation(server.round, readout, split, names, counts, of_each, training))
+        counts = counts.coalesce() if counts.is_sparse else counts
+        users = torch.cat(own)[place] if own else None
+        task = simulation.terms.task
+        evaluations.append(Evaluation(server.round, readout, split, names, counts, of_each, training, task, users))
     return evaluations
 
 
 def predict(simulation: Simulation, server: Server, readout: Readout, number: int, x: Any) -> Tensor:
-    """(n,) the classes that a client takes samples (n, ...) for, as if they were its test samples."""
+    """(n, ...) what a client predicts of samples (n, ...), classes say, as if they were its test samples."""
     index, at = simulation.home[number]
     client = simulation.family_states[index].clients[at]
     samples = as_samples(x, client)
@@ -144,7 +150,8 @@ def predict(simulation: Simulation, server: Server, readout: Readout, number: in
     pooled, _ = pool(simulation, server, [readout], last=True)
     look = look_at(simulation, down, last=True)
     asked = copy(client)
-    object.__setattr__(asked, "test", Split(samples, torch.zeros(len(samples), dtype=torch.int64)))
+    unknown = client.train.y[:1].expand(len(samples), *client.train.y.shape[1:])
+    object.__setattr__(asked, "test", Split(samples, unknown))
     table = table_of([asked], "test", simulation.terms.public(client)).to(simulation.device)
 
     def shown(view: ClientStack) -> ClientStack:
@@ -166,6 +173,11 @@ def predict(simulation: Simulation, server: Server, readout: Readout, number: in
 
 def probabilities(simulation: Simulation, updates: Updates, samples: Common) -> tuple[Tensor, Tensor]:
     """Class probabilities of the whole models that were sent, on the server's samples in their clients' form."""
+    if not simulation.terms.task.has_classes:
+        raise ValueError(
+            f"the method '{simulation.terms.method.name}' compares class probabilities, and there are no classes in "
+            f"{simulation.terms.task.kind}; use settings, or a method, that go by weights or losses"
+        )
     ids, found = [], []
     for up in updates.ups:
         family_state = simulation.family_states[simulation.home[up.ids[0]][0]]

@@ -21,6 +21,7 @@ from fedquilt.interface.me import each
 from fedquilt.interface.messages import Instructions, UnitValues
 from fedquilt.interface.steps import Do
 from fedquilt.sharing import install
+from fedquilt.tasks import Classification
 
 _LITTLE = 2**26  # bytes of samples that are looked at together
 _SCORE_BYTES = 8  # that a class of a sample takes: the scores of two models
@@ -116,13 +117,15 @@ def table_of(clients: Sequence[Client], split: str, public: Sequence[Split]) -> 
     parts = [getattr(client, split) for client in clients]
     count = torch.tensor([len(part) for part in parts])
     longest = int(count.max())
+    has_classes = clients[0].task in ("", Classification.kind)
     x = torch.empty(len(parts), longest, *parts[0].x.shape[1:], dtype=parts[0].x.dtype)
-    y = torch.zeros(len(parts), longest, dtype=torch.int64)
+    y = torch.zeros(len(parts), longest, *parts[0].y.shape[1:], dtype=parts[0].y.dtype)
     mask = torch.zeros(len(parts), longest)
     for i, part in enumerate(parts):
         x[i, : len(part)], y[i, : len(part)] = part.x, part.y
         x[i, len(part) :] = part.x[0] if len(part) else clients[i].train.x[0]  # not zeros, which a model may not take
-        mask[i, : len(part)] = torch.isin(part.y, torch.tensor(clients[i].labels)).float()
+        owned = torch.isin(part.y, torch.tensor(clients[i].labels)).float() if has_classes else 1.0
+        mask[i, : len(part)] = owned
     table = PaddedSplit(x, y, mask, count)
     if not public:
         return table

@@ -108,9 +108,13 @@ class Federation:
         self.device = pick_device(device)
         self.readouts = _with_own(method, tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]()))
         self.evaluate_every = evaluate_every
+        method.check_task(scenario.task)
+        for readout in self.readouts:
+            readout.check_task(scenario.task)
         privacy = self._accounted(privacy, rule)
+        common, public_test = scenario.common, scenario.public_test
         self.terms = Terms(
-            method, self.training, scenario.classes, seed, scenario.common, scenario.public_test, privacy
+            method, self.training, scenario.classes, seed, common, public_test, privacy, scenario.task
         )
         self.secret = seed if secret is None else secret  # what participants and noise of privacy are drawn by
         self.attack = None if attack is None else with_python_settings(attack)

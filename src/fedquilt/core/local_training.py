@@ -155,7 +155,8 @@ class LocalTraining:
         trains = frozenset(name for unit in layout.units if unit.name in picked for name in unit.parameters)
         family, apart = family_state.family, family_state.family.habits.why if family_state.family.habits.apart else ""
         return TrainingSpec(
-            family.template, layout, samples, training, step.objective, self.device, trains, apart=apart
+            family.template, layout, samples, training, step.objective, self.device, trains, apart=apart,
+            task=self.terms.task,
         )  # fmt: skip
 
     def _common(self, family_state: FamilyState) -> Samples:
@@ -173,7 +174,7 @@ class LocalTraining:
     def check(self, family_state: FamilyState) -> None:
         """Refuse models that do not suit their clients' samples, once, before any work."""
         if not family_state.tried:
-            check_model(family_state.family, family_state.clients, self.terms.classes, self.device)
+            check_model(family_state.family, family_state.clients, self.terms.classes, self.device, self.terms.task)
             if self._looks_at_public:
                 first = family_state.clients[0]
                 check_public(family_state.family, first.name, self.terms.public(first), self.device)

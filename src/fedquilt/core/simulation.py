@@ -53,7 +53,7 @@ class Simulation:
         secret: int | None = None,
     ) -> None:
         self.terms, self.device = terms, torch.device(device)
-        self.clients = tuple(clients)
+        self.clients = tuple(terms.task.take(client) for client in clients)
         self.numbers = tuple(numbers) if numbers is not None else tuple(range(len(clients)))
         self.round, self.secret = 0, terms.seed if secret is None else secret
         self.steps = terms.method.local()  # asked for once: engines are built for its objectives
@@ -244,6 +244,7 @@ class Simulation:
             lr=self.terms.training.rate(now),
             seed=self.terms.seed,
             classes=self.terms.classes,
+            task=self.terms.task,
             rows=rows,
             tables=tables,
             down=down,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -12,6 +12,7 @@ from fedquilt.engines.settings import Training
 from fedquilt.families.common import Common, Declared, form_for
 from fedquilt.interface.method import Method
 from fedquilt.privacy import Privacy
+from fedquilt.tasks import Classification, Task
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Terms:
     common: Common | None = None
     public_test: Common | None = None
     privacy: Privacy | None = None  # with its noise found
+    task: Task = field(default_factory=Classification)
 
     def public(self, client: Declared) -> list[Split]:
         """The public samples that a client holds, in its form: `common`, then `public_test`."""
@@ -32,6 +34,8 @@ class Terms:
 
     @cached_property
     def public_counts(self) -> tuple[int, ...]:
-        """How many public samples of each label there are; none where there are no public samples."""
+        """How many public samples of each label there are, or in all; none where there are no public samples."""
         labels = [held.y for held in (self.common, self.public_test) if held is not None]
+        if labels and not self.task.has_classes:
+            return (sum(map(len, labels)),)
         return tuple(torch.cat(labels).bincount(minlength=self.classes).tolist()) if labels else ()

@@ -104,6 +104,7 @@ class FederationSpec:
     common: str = ""
     public_test: str = ""
     origin: Mapping[str, Any] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)  # as `Task.told` has it; empty: plain classification
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label_names", tuple(self.label_names))
@@ -219,6 +220,7 @@ class Node:
     changes: Mapping[str, Mapping[str, Any]]
     allow: tuple[str, ...] = ()  # addresses of methods beside the library's that the device's owner lets it run
     classes: int = 0  # of the federation; 0 where an older folder does not say
+    task: Mapping[str, Any] = field(default_factory=dict)  # what there is to predict; empty: plain classification
 
     @staticmethod
     def read(folder: Path) -> Node:
@@ -249,6 +251,7 @@ class Node:
             changes=content.get("changes", {}),
             allow=tuple(allow),
             classes=int(content.get("classes", 0)),
+            task=content.get("task", {}),
         )
 
     @property

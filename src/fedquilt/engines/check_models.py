@@ -16,6 +16,9 @@ from fedquilt.client import Client, Split
 from fedquilt.families.copies import copy_of
 from fedquilt.families.family import Family
 from fedquilt.families.habits import seeded
+from fedquilt.tasks import Classification, Task
+
+_CLASSES = Classification()
 
 
 def check_parts(name: str, model: nn.Module) -> None:
@@ -61,8 +64,10 @@ def misfit(name: str, samples: Tensor, error: Exception) -> str:
 
 
 @one_at_a_time
-def check_model(family: Family, clients: Sequence[Client], classes: int, device: torch.device) -> None:
-    """Refuses a model that cannot take its clients' samples, or whose outputs do not go with their labels.
+def check_model(
+    family: Family, clients: Sequence[Client], classes: int, device: torch.device, task: Task = _CLASSES
+) -> None:
+    """Refuses a model that cannot take its clients' samples, or whose outputs do not go with their targets.
 
     >>> from torch import nn
     >>> from fedquilt.families.kinds import Kinds, families
@@ -83,16 +88,17 @@ def check_model(family: Family, clients: Sequence[Client], classes: int, device:
         kind = f"{sample.dtype} of shape {tuple(sample.shape[1:])}"
         raise ValueError(f"client '{name}': its model cannot take its samples, {kind}: {error}") from error
     if not isinstance(outputs, torch.Tensor):
-        raise ValueError(f"client '{name}': its model gives a {type(outputs).__name__}, not a tensor of class scores")
-    if outputs.ndim != 2:
-        shape = tuple(outputs.shape[1:])
-        raise ValueError(f"client '{name}': its model gives {shape} for a sample, not one number for each class")
+        told = "class scores" if task.has_classes else "numbers"
+        raise ValueError(f"client '{name}': its model gives a {type(outputs).__name__}, not a tensor of {told}")
+    task.check_outputs(outputs, clients[0].train.y, classes, f"client '{name}'")
     if not outputs.is_floating_point():
         kind = str(outputs.dtype).removeprefix("torch.")
-        raise ValueError(
-            f"client '{name}': its model gives numbers of type {kind}; class scores are floating-point ones"
-        )
+        told = "class scores are floating-point ones" if task.has_classes else "outputs are floating-point numbers"
+        raise ValueError(f"client '{name}': its model gives numbers of type {kind}; {told}")
+    _check_losses(task, outputs, clients[0].train.y[:1].to(device), f"client '{name}'")
     _check_training(family, name, torch.cat([sample, sample]), device)
+    if not task.has_classes:
+        return
     wide = outputs.shape[1]
     for client in clients:
         highest = max(int(split.y.max()) for split in (client.train, client.validation, client.test) if len(split))
@@ -106,6 +112,21 @@ def check_model(family: Family, clients: Sequence[Client], classes: int, device:
             f"client '{name}': its model has {wide} outputs, but the highest label of all clients is {classes - 1}; "
             f"give it {classes}, or name all {wide} labels in the scenario's label_names"
         )
+
+
+def _check_losses(task: Task, outputs: Tensor, y: Tensor, whose: str) -> None:
+    """Refuses a loss or metric of a user's own that does not give one number a sample."""
+    if task.usual:
+        return
+    own = {} if isinstance(task.loss, str) else {"loss": task.loss}
+    for name, function in (own | {metric.name: metric.function for metric in task.metrics}).items():
+        try:
+            found = function(outputs.detach(), torch.cat([y, y]))  # type: ignore[misc]
+            shape = tuple(found.shape)
+        except Exception as error:
+            raise ValueError(f"{whose}: '{name}' of the task fails on its model's outputs: {error}") from error
+        if shape != (2,):
+            raise ValueError(f"{whose}: '{name}' of the task gives {shape} for 2 samples; give one number a sample")
 
 
 @one_at_a_time

@@ -15,6 +15,7 @@ from fedquilt.engines.objective import Objective
 from fedquilt.engines.settings import Training
 from fedquilt.families.copies import copy_of
 from fedquilt.families.layout import Layout
+from fedquilt.tasks import Classification, Task
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Samples:
 
     @cached_property
     def y(self) -> Tensor:
-        """All labels."""
+        """All targets."""
         return torch.cat([y for _, y in self.parts]) if len(self.parts) > 1 else self.parts[0][1]
 
     @cached_property
@@ -130,6 +131,7 @@ class TrainingSpec:
     trains: frozenset[str] | None = None
     trace_after: int = 12
     apart: str = ""
+    task: Task = field(default_factory=Classification)
 
     @property
     def trained(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedquilt.engines.engine import TrainingSpec
-from fedquilt.engines.objective import cross_entropy
+from fedquilt.engines.objective import task_loss
 from fedquilt.engines.trial import run_once
 from fedquilt.families.habits import seeded
 
@@ -61,7 +61,7 @@ def size_of_a_client(recipe: TrainingSpec, extras: Mapping[str, Tensor]) -> Size
         passes = _PASSES_WITHIN
         saved.clear()
         with seeded(0), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            run_once(replace(recipe, objective=cross_entropy()), extras)
+            run_once(replace(recipe, objective=task_loss()), extras)
     return Size(4 * recipe.layout.width * 6 * passes + 3 * sum(saved) * passes, len(saved) * passes)
 
 

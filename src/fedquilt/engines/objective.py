@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedquilt.layers.prepare import cross_entropies
+from fedquilt.tasks import Classification, Task
+
+_CLASSES = Classification()
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some samples of one client. `mask` is None, or 1 for real samples and 0 for padding.
+    """Some samples of one client, y their targets. `mask` is None, or 1 for real samples and 0 for padding.
 
     `index` says which of the client's samples they are, where an objective needs to know; `public` where a sample is
     among the public ones, -1 for one that is not, where samples are predicted.
@@ -29,6 +31,19 @@ class Batch:
     mask: Tensor | None = None
     index: Tensor | None = None
     public: Tensor | None = None
+    task: Task = _CLASSES
+
+    def losses(self, outputs: Tensor) -> Tensor:
+        """(n,) what the task says each sample loses with a model's outputs (n, ...).
+
+        >>> Batch(torch.zeros(2, 1), torch.tensor([0, 1])).losses(torch.zeros(2, 2))
+        tensor([0.6931, 0.6931])
+        """
+        return self.task.losses(outputs, self.y)
+
+    def loss(self, outputs: Tensor) -> Tensor:
+        """The mean of that over the real samples."""
+        return self.mean(self.losses(outputs))
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """The mean over the real samples of a (batch,) tensor."""
@@ -119,7 +134,7 @@ class Objective:
 
     `needs_index` says whether one looks at which of the client's samples a batch holds.
 
-    >>> objective = cross_entropy() + proximal(0.1)
+    >>> objective = task_loss() + proximal(0.1)
     >>> len(objective.terms), objective.needs_start
     (2, True)
     """
@@ -139,12 +154,12 @@ class Objective:
         return total
 
 
-def cross_entropy(part: str = "") -> Objective:
-    """Mean cross-entropy of the module's outputs, taken as logits; of one part, where a client holds several models."""
+def task_loss(part: str = "") -> Objective:
+    """What the task minimises, cross-entropy say, in the mean; of one part, where a client holds several models."""
 
     def term(me: Learner, batch: Batch) -> Tensor:
         model = me.model.part(part) if part else me.model
-        return batch.mean(cross_entropies(model(batch.x), batch.y))
+        return batch.loss(model(batch.x))
 
     return Objective((term,))
 

@@ -102,7 +102,7 @@ class Sequential:
             if schedule.mask is not None:  # the last batch of an epoch may be short: it is cut, not padded
                 index = index[: int(schedule.mask[0, step].sum())]
             which = index.to(recipe.device) if recipe.objective.needs_index else None
-            batch = Batch(x[index].to(recipe.device), y[index].to(recipe.device), index=which)
+            batch = Batch(x[index].to(recipe.device), y[index].to(recipe.device), index=which, task=recipe.task)
             me = Learner(Model(self.module), self.named, begun, extras, epochs[step])
             with self.interception or nullcontext(), drawing(draw + step, recipe.device):
                 loss = recipe.objective(me, batch)

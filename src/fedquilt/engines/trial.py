@@ -49,7 +49,7 @@ def _loss(recipe: TrainingSpec, extras: Mapping[str, Tensor], module: nn.Module,
     given = {name: value[0] for name, value in extras.items()}
     me = Learner(Model(module), named, begun, given, torch.zeros((), dtype=torch.int64, device=recipe.device))
     with drawing(0, recipe.device), padding(mask):
-        return recipe.objective(me, Batch(x, y, mask, index))
+        return recipe.objective(me, Batch(x, y, mask, index, task=recipe.task))
 
 
 def _draws_by_length(recipe: TrainingSpec, extras: Mapping[str, Tensor]) -> bool:

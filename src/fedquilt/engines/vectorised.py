@@ -98,7 +98,7 @@ class Vectorised:
         extras: Stack,
     ) -> tuple[Stack, Tensor, Tensor]:
         """Gradients of the trained parameters, losses (k,) and new buffers (k, buffers) of a batch of every client."""
-        layout, objective, module = self.recipe.layout, self.recipe.objective, self.module
+        layout, objective, module, task = self.recipe.layout, self.recipe.objective, self.module, self.recipe.task
         intercepting = self.learn_manners(extras).draws
 
         def loss_of(
@@ -120,7 +120,7 @@ class Vectorised:
 
             me = Learner(Model(module, state), named, anchor, extras, epoch)
             with padding(mask), drawing(draw), Interception() if intercepting else nullcontext():
-                loss = objective(me, Batch(x.clone(), y, mask, extras.get(INDEX)))  # which may be written on
+                loss = objective(me, Batch(x.clone(), y, mask, extras.get(INDEX), task=task))  # which may be written on
             after = torch.cat([state[name].reshape(-1).float() for name in own]) if own else buffer
             return loss, after
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, overload
 
@@ -84,6 +84,13 @@ def as_common(given: GivenCommon, whose: str) -> Common:
                 "event in every form"
             )
     return ByTrait(str(trait), checked)
+
+
+def with_targets(samples: Common, of: Callable[[Split], Split]) -> Common:
+    """The same samples with other targets, in every form."""
+    if not isinstance(samples, ByTrait):
+        return of(samples)
+    return ByTrait(samples.trait, {value: of(split) for value, split in samples.forms.items()})
 
 
 _FORM = '{"device": {"camera": (x, y), "radar": (x, y)}}'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from fedquilt.families.family import Family
 from fedquilt.families.habits import seeded
 from fedquilt.interface.messages import ClientInfo, Instructions
 from fedquilt.layers.prepare import stackable
+from fedquilt.tasks import Classification, Task
 
 
 @dataclass(frozen=True)
 class PaddedSplit:
-    """One split of the clients of a family, padded to the longest: x (k, n, ...), y (k, n), mask (k, n).
+    """One split of the clients of a family, padded to the longest: x (k, n, ...), y (k, n, ...), mask (k, n).
 
     `count` (k,) says how many samples each client has; what follows them is padding, a sample of its own again.
     `mask` is 0 for padding and for samples of labels that a client does not own.
@@ -95,6 +96,7 @@ class ClientStack:
     batch: int = 1
     passes: int = 1
     lr: float = 0.0
+    task: Task = field(default_factory=Classification)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -166,7 +166,7 @@ def each(
                     receives=mine["receives"],
                     told=mine["told"],
                     offers=offers | mine["copies"],
-                    data=Batch(**mine["data"]) if "data" in mine else None,
+                    data=Batch(**mine["data"], task=view.task) if "data" in mine else None,
                     samples=mine["samples"],
                     steps=mine["steps"],
                     owned=mine["owned"],

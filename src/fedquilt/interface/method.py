@@ -18,6 +18,7 @@ from fedquilt.interface.me import Me
 from fedquilt.interface.messages import ClientInfo, Roster, Updates
 from fedquilt.interface.steps import Install, Step, Train
 from fedquilt.sharing import Plan
+from fedquilt.tasks import Task
 
 State = dict[str, Any]  # tensors, numbers, texts, lists and dicts of these: a checkpoint is save(state)
 
@@ -37,6 +38,7 @@ class Method:
     readout: ClassVar[str] = "received"  # the read-out that a result is reported with
     predicts_logits: ClassVar[bool] = True  # whether softmax makes probabilities of what `predict` gives
     needs_plain_sgd: ClassVar[bool] = False  # whether it reads gradients off the way that a client went
+    needs_classes: ClassVar[str] = ""  # what it does with classes, where it has to have some
     needs_no_decay: ClassVar[bool] = False  # whether weight decay would move what its objective puts in place
     depends_on_rounds: ClassVar[bool] = False  # whether what it does in a round depends on how many there will be
 
@@ -53,6 +55,14 @@ class Method:
     def predict(self, me: Me, batch: Batch) -> Tensor:
         """A client's scores (n, classes) of some samples."""
         return me.model(batch.x)
+
+    def check_task(self, task: Task) -> None:
+        """Refuse a task that this method makes no sense for, before any work."""
+        if self.needs_classes and not task.has_classes:
+            raise ValueError(
+                f"the method '{self.name}' {self.needs_classes}, and there are no classes in {task.kind}: use one that "
+                "goes by losses and weights alone, such as fedavg, ditto, fedrep or auto"
+            )
 
     @property
     def predicts(self) -> Callable[[Me, Batch], Tensor] | None:

@@ -13,12 +13,13 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fedquilt.engines.metrics import confusion, f_by_class
 from fedquilt.engines.objective import Batch
 from fedquilt.families.inputs import taking_inputs
 from fedquilt.families.parts import Holding
 from fedquilt.interface.client_stack import ClientStack, PaddedSplit
 from fedquilt.interface.me import Me, each
+from fedquilt.tasks import Task
+from fedquilt.tasks.confusion import confusion, f_by_class
 
 _SAMPLES_AT_ONCE = 2**16  # of all clients of a stack together; no client has less than 32 of them
 _MOST_AT_ONCE = 512  # of one client
@@ -38,6 +39,8 @@ class FineTune(Protocol):
 class EvaluationContext:
     """Some clients of one family after a round, as a read-out sees them; scores are computed once and shared.
 
+    Scores are what models give, (k, n, classes) where there are classes; `task` says what they mean.
+
     `predict` is how the method predicts, None: by its module alone; `logits` says whether softmax makes probabilities
     of it. `memory` lasts from round to round: a read-out may keep tensors there under its own name. `pooled` has, by
     read-out, the sum over the federation of what its clients gave as `evidence`; a device that is by itself knows no
@@ -55,8 +58,13 @@ class EvaluationContext:
     known: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     _rows: dict[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def task(self) -> Task:
+        """What there is to predict."""
+        return self.received.task
+
     def table(self, split: str) -> PaddedSplit:
-        """The samples of a split: x (k, n, ...), y (k, n), mask (k, n)."""
+        """The samples of a split: x (k, n, ...), y (k, n, ...), mask (k, n)."""
         return self.received.data(split)
 
     def rows(self, which: str, make: Callable[[], Tensor]) -> Tensor:
@@ -84,9 +92,16 @@ class EvaluationContext:
             self.known |= {(which, each): self._predicted(view, each, own=False) for each in SPLITS}
         return self.known[which, split]
 
+    def predictions(self, which: str, split: str) -> Tensor:
+        """(k, n, ...) what a model predicts: classes, where there are some."""
+        return self.task.predictions(self.scores(which, split))
+
     def logs(self, which: str, split: str) -> Tensor | None:
-        """(k, n, classes) log-probabilities of what `scores` gives; None where a method's scores are no logits."""
-        return self.scores(which, split).log_softmax(2) if self.logits or which == "own" else None
+        """(k, n, classes) log-probabilities of what `scores` gives, or what the task has in their place.
+
+        None where a method's scores are no logits.
+        """
+        return self.task.answers(self.scores(which, split)) if self.logits or which == "own" else None
 
     def must_be_logits(self, readout: str) -> None:
         """Refuse to mix what a method's clients say where that has no probabilities."""
@@ -146,7 +161,7 @@ class EvaluationContext:
 
         chunks = [table.samples(at, at + _MOST_AT_ONCE) for at in range(0, table.y.shape[1], _MOST_AT_ONCE)]
         parts = [each(view, answer, chunk, padded=True)["scores"] for chunk in chunks]
-        return torch.cat(parts, dim=1) if parts else torch.zeros(*table.y.shape, view.classes, device=table.y.device)
+        return torch.cat(parts, dim=1) if parts else _nothing(view, table)
 
     def measures(self, predicted: Tensor) -> Tensor:
         """(k, classes) F-measures of predictions (k, n) on the validation split; 0 for a class that is not in it."""
@@ -169,16 +184,21 @@ def _forward(view: ClientStack, split: str, function: Callable[..., Tensor] = _o
     if not view.family.habits.mixes:
         step = min(_MOST_AT_ONCE, max(32, _SAMPLES_AT_ONCE // max(1, len(x))))
         parts = [view.map(function, x[:, at : at + step]) for at in range(0, x.shape[1], step)]
-        return torch.cat(parts, dim=1) if parts else torch.zeros(len(x), 0, view.classes, device=x.device)
+        return torch.cat(parts, dim=1) if parts else _nothing(view, table)
     found = torch.zeros(0)
     for count in table.count.unique().tolist():
         places = (table.count == count).nonzero()[:, 0]
         for at in range(0, count, _MOST_AT_ONCE):
             part = view.map(function, x[places, at : min(at + _MOST_AT_ONCE, count)], rows=view.rows[places])
             if not len(found):
-                found = part.new_zeros(*x.shape[:2], part.shape[2])
+                found = part.new_zeros(*x.shape[:2], *part.shape[2:])
             found[places, at : at + part.shape[1]] = part
-    return found if len(found) else torch.zeros(len(x), 0, view.classes, device=x.device)
+    return found if len(found) else _nothing(view, table)
+
+
+def _nothing(view: ClientStack, table: PaddedSplit) -> Tensor:
+    """(k, 0, ...) the outputs of no sample."""
+    return torch.zeros(len(table.y), 0, *view.task.output(table.y, view.classes), device=table.y.device)
 
 
 @dataclass(frozen=True)
@@ -191,6 +211,15 @@ class Readout:
     kind: ClassVar[str] = ""
     needs_last_round: ClassVar[bool] = False
     pools: ClassVar[bool] = False
+    needs_classes: ClassVar[str] = ""  # what it does with classes, where it has to have some
+
+    def check_task(self, task: Task) -> None:
+        """Refuse a task that this read-out makes no sense for, before any work."""
+        if self.needs_classes and not task.has_classes:
+            raise ValueError(
+                f"the read-out '{self.name}' {self.needs_classes}, and there are no classes in {task.kind}: use the "
+                "read-out 'received', 'adapted' or 'averaged'"
+            )
 
     @property
     def name(self) -> str:
@@ -198,14 +227,14 @@ class Readout:
         return self.kind
 
     def predictions(self, look: EvaluationContext, split: str) -> Tensor:
-        """Predicted classes, (k, n): by default the likeliest."""
+        """Predicted classes, (k, n), or what else the task predicts: by default the likeliest."""
         logs = self.logs(look, split)
         if logs is None:
             raise NotImplementedError(f"the read-out '{self.name}' says neither classes nor how likely they are")
-        return logs.argmax(2)
+        return look.task.predictions(logs)
 
     def logs(self, look: EvaluationContext, split: str) -> Tensor | None:
-        """(k, n, classes) log-probabilities; None where a read-out names classes and no more."""
+        """(k, n, classes) log-probabilities, or what the task has for answers; None where it names classes only."""
         return None
 
     def evidence(self, look: EvaluationContext) -> Tensor:

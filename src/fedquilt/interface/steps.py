@@ -12,12 +12,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedquilt.engines.objective import Objective, cross_entropy
+from fedquilt.engines.objective import Objective, task_loss
 from fedquilt.interface.me import Me
 
 Which = Callable[[Sequence[str]], Collection[str]]
 Given = Callable[[Me], Mapping[str, Tensor]]
-_BY_LABELS = cross_entropy()  # one for all, so that plain training can be told from any other: step == Train()
+_AS_TASK = task_loss()  # one for all, so that plain training can be told from any other: step == Train()
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Train:
     rounds in which the method's server half tells something of that name.
     """
 
-    objective: Objective = _BY_LABELS
+    objective: Objective = _AS_TASK
     units: str | Sequence[str] | Which = "*"
     epochs: int | None = None
     data: str = "train"

@@ -22,13 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from fedquilt.engines.objective import Batch, Learner, Objective, cross_entropy
+from fedquilt.engines.objective import Batch, Learner, Objective, task_loss
 from fedquilt.families.parts import Parts
 from fedquilt.interface.me import Me
 from fedquilt.interface.messages import ClientInfo, Roster
 from fedquilt.interface.method import State
 from fedquilt.interface.steps import Do, Install, Step, Train
-from fedquilt.layers.prepare import cross_entropies
 from fedquilt.methods.fedavg import FedAvg
 from fedquilt.sharing import Plan, nobody
 
@@ -67,7 +66,7 @@ class APFL(FedAvg):
     # --- client half -----------------------------------------------------------------------------------------------
 
     def local(self) -> tuple[Step, ...]:
-        both = Train(cross_entropy("shared") + Objective((self._mixed_loss,)), given=self._part)
+        both = Train(task_loss("shared") + Objective((self._mixed_loss,)), given=self._part)
         return (Install(), Do(self._adapt, data="train"), both) if self.adaptive else (Install(), both)
 
     def _part(self, me: Me) -> Mapping[str, Tensor]:
@@ -78,19 +77,19 @@ class APFL(FedAvg):
         a = me.given["alpha"]
         if self.mix == "logits":
             own, shared = me.model.part("personal")(batch.x), me.model.part("shared")(batch.x).detach()
-            return batch.mean(cross_entropies(a * own + (1 - a) * shared, batch.y))
+            return batch.loss(a * own + (1 - a) * shared)
         mixed = {
             name: a * value + (1 - a) * me.parameters["shared." + name.removeprefix("personal.")].detach()
             for name, value in me.parameters.items()
             if name.startswith("personal.")
         }
-        return batch.mean(cross_entropies(me.model.part("personal").at(mixed)(batch.x), batch.y))
+        return batch.loss(me.model.part("personal").at(mixed)(batch.x))
 
     def _adapt(self, me: Me) -> Mapping[str, Tensor]:
         """The slope of the mixture's loss in a_i is the product in the equation."""
         data = me.data
         assert data is not None
-        slope = grad(lambda a: data.mean(cross_entropies(self._scores(me, data.x, a), data.y)))(me.values["alpha"])
+        slope = grad(lambda a: data.loss(self._scores(me, data.x, a)))(me.values["alpha"])
         return {"alpha": (me.values["alpha"] - me.lr * slope).clamp(0, 1)}
 
     def predict(self, me: Me, batch: Batch) -> Tensor:

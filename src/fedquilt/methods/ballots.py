@@ -16,7 +16,6 @@ from torch import Tensor
 from fedquilt.engines.objective import Batch, Learner, Objective
 from fedquilt.interface.me import Me
 from fedquilt.interface.steps import Do, Step, Train
-from fedquilt.layers.prepare import cross_entropies
 from fedquilt.sharing.sketch import sketch
 
 LOOK, BALLOT, PATCH = "look", "ballot/", "patch/"  # what the server half tells, the latter two with a unit's name
@@ -44,7 +43,7 @@ def _on_half(which: int) -> Objective:
     def term(me: Learner, batch: Batch) -> Tensor:
         assert batch.index is not None
         mine = _half_of(batch.index) == which
-        return 2 * batch.mean(cross_entropies(me.model(batch.x), batch.y) * mine)
+        return 2 * batch.mean(batch.losses(me.model(batch.x)) * mine)
 
     return Objective((term,), needs_index=True)
 
@@ -89,23 +88,23 @@ def ballot(me: Me) -> Mapping[str, Tensor]:
     asked = [unit for unit in me.values if BALLOT + unit in me.told]
     if not asked:
         return {}
-    (unit,), (x, y, real) = asked, _samples(me)
+    (unit,), (data, real) = asked, _samples(me)
     halfway = {other: (me.values[other] + me.received[other]) / 2 for other in me.values}
     losses = []
     for value in (me.received[unit], *me.told[BALLOT + unit].unbind(), me.values[unit]):
         model = me.at(halfway | {unit: (me.values[unit] + value) / 2})
-        losses.append(cross_entropies(model(x), y) if len(y) else y.float())  # some layers take no empty batch
+        losses.append(data.losses(model(data.x)) if len(real) else real)  # some layers take no empty batch
     table = torch.stack(losses).nan_to_num(_WORST).clamp(max=_WORST)
-    parts = [real * (_half_of(torch.arange(len(y), device=y.device)) == half) for half in (0, 1)]
+    parts = [real * (_half_of(torch.arange(len(real), device=real.device)) == half) for half in (0, 1)]
     means = [(table * part).sum(1) / part.sum().clamp(min=1) for part in parts]
     return {"losses": torch.stack(means), "judged": torch.stack([part.sum() for part in parts])}
 
 
-def _samples(me: Me) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, labels and which of them are no padding, of the split that a step looks at."""
+def _samples(me: Me) -> tuple[Batch, Tensor]:
+    """The samples of the split that a step looks at, and which of them are no padding."""
     assert me.data is not None
     assert me.data.mask is not None
-    return me.data.x, me.data.y, me.data.mask
+    return me.data, me.data.mask
 
 
 # --- a fit ------------------------------------------------------------------------------------------------------------
@@ -119,14 +118,14 @@ def fit(me: Me) -> dict[str, Tensor]:
     units = [unit for unit in me.offers if PATCH + unit in me.told]
     if not units:
         return {}
-    x, y, real = _samples(me)
+    data, real = _samples(me)
     losses = []
     for patch in zip(*(me.told[PATCH + unit].unbind() for unit in units), strict=True):
         worn = {}
         for unit, at in zip(units, patch, strict=True):
             value = me.offers[unit].index_select(0, at.clamp(min=0).view(1)).squeeze(0)
             worn[unit] = torch.where(at < 0, me.values[unit], value)
-        losses.append(cross_entropies(me.at(worn)(x), y))
+        losses.append(data.losses(me.at(worn)(data.x)))
     table = torch.stack(losses).nan_to_num(_WORST).clamp(max=_WORST)
     count = real.sum().clamp(min=1)
     mean = (table * real).sum(1) / count

@@ -8,6 +8,7 @@ heard yet; `first`, for each task the value that all its clients started from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from torch.func import grad
 from fedquilt.families.layout import Signature
 from fedquilt.interface.me import Me
 from fedquilt.interface.messages import Updates
-from fedquilt.layers.prepare import cross_entropies
 from fedquilt.sharing import affinity, circles_by_trait, cluster_updates, cosine_distance, group_by_affinity, keep_ids
 from fedquilt.sharing.evidence import Evidence, agglomerate, evidence
 from fedquilt.sharing.grouping import Linkage
@@ -108,12 +108,12 @@ def directions(me: Me, units: Sequence[str], name: str) -> Tensor:
     data = me.data
     assert data is not None
     assert data.mask is not None
-    x, y, real = data.x[:_LOOKED_AT], data.y[:_LOOKED_AT], data.mask[:_LOOKED_AT]
-    half = torch.arange(len(y), device=y.device) // _TOGETHER % 2
+    few, real = replace(data, x=data.x[:_LOOKED_AT], y=data.y[:_LOOKED_AT]), data.mask[:_LOOKED_AT]
+    half = torch.arange(len(real), device=real.device) // _TOGETHER % 2
 
     def loss(values: Mapping[str, Tensor], mine: Tensor) -> Tensor:
         whole = {unit: torch.cat([part, me.values[unit][len(part) :]]) for unit, part in values.items()}
-        return (cross_entropies(me.at(whole)(x), y) * mine).sum() / mine.sum().clamp(min=1)
+        return (few.losses(me.at(whole)(few.x)) * mine).sum() / mine.sum().clamp(min=1)
 
     start = {unit: me.values.trained(unit) for unit in units}
     slopes = [grad(loss)(start, real * (half == which)) for which in (0, 1)]

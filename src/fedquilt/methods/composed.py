@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt._util.suggest import did_you_mean
-from fedquilt.engines.objective import Batch, cross_entropy, proximal
+from fedquilt.engines.objective import Batch, task_loss, proximal
 from fedquilt.families.parts import Parts
 from fedquilt.interface.me import Me, Values
 from fedquilt.interface.messages import ClientInfo, Roster, Updates
@@ -95,7 +95,7 @@ class Composed(Method):
         if self._optimises:
             return self.first.local()
         if isinstance(self.second, Ditto):
-            near = cross_entropy() + proximal(self.second.lam, to="anchor")
+            near = task_loss() + proximal(self.second.lam, to="anchor")
             twin = Train(near, epochs=self.second.personal_epochs, given=_anchor, when="round")
             theirs = [_without_twin(step) for step in self.first.local()]
             return *theirs, Do(_swap), twin, Do(_swap), Do(_swap, when="look")

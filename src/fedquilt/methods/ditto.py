@@ -21,13 +21,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedquilt.engines.objective import cross_entropy, proximal
+from fedquilt.engines.objective import proximal, task_loss
 from fedquilt.families.parts import Parts
 from fedquilt.interface.me import Me
 from fedquilt.interface.messages import ClientInfo, Roster
 from fedquilt.interface.method import State
 from fedquilt.interface.steps import Do, Install, Step, Train
-from fedquilt.layers.prepare import cross_entropies
 from fedquilt.methods.fedavg import FedAvg
 from fedquilt.sharing import Plan, nobody
 
@@ -59,7 +58,7 @@ class Ditto(FedAvg):
         return {f"try_{number}": lam for number, lam in enumerate(self.lams)}
 
     def local(self) -> tuple[Step, ...]:
-        shared = Train(cross_entropy("shared"), "shared/*")
+        shared = Train(task_loss("shared"), "shared/*")
         if not self.lams:
             return Install(), shared, self._near("personal", self.lam)
         tries = [self._near(name, lam) for name, lam in self._tries.items()]
@@ -67,7 +66,7 @@ class Ditto(FedAvg):
 
     def _near(self, part: str, lam: float) -> Train:
         """Training of a model that is drawn to the received one."""
-        near = cross_entropy(part) + proximal(lam, part=part, to="received")
+        near = task_loss(part) + proximal(lam, part=part, to="received")
         return Train(near, f"{part}/*", self.personal_epochs, given=self._received)
 
     def _begin(self, me: Me) -> Mapping[str, Tensor]:
@@ -78,7 +77,7 @@ class Ditto(FedAvg):
         """What does best on validation samples; the first where there are none."""
         data = me.data
         assert data is not None
-        losses = [data.mean(cross_entropies(me.model.part(name)(data.x), data.y)) for name in self._tries]
+        losses = [data.loss(me.model.part(name)(data.x)) for name in self._tries]
         best = torch.stack(losses).nan_to_num(torch.inf).argmin().view(1)
         units = [unit.removeprefix("personal/") for unit in me.values if unit.startswith("personal/")]
         return {

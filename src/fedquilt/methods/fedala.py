@@ -30,7 +30,6 @@ from fedquilt.interface.me import Me, Values
 from fedquilt.interface.messages import ClientInfo, Roster
 from fedquilt.interface.method import State
 from fedquilt.interface.steps import Do, Install, Step, Train
-from fedquilt.layers.prepare import cross_entropies
 from fedquilt.methods.fedavg import FedAvg
 from fedquilt.sharing import Plan, nobody
 
@@ -89,7 +88,7 @@ class FedALA(FedAvg):
         lower = {unit: me.received[unit] for unit in me.values if unit not in self._units(me) and unit != _OWN}
 
         def loss(theta: Tensor, batch: Batch) -> Tensor:
-            return batch.mean(cross_entropies(me.at(lower | self._as_units(me, theta))(batch.x), batch.y))
+            return batch.loss(me.at(lower | self._as_units(me, theta))(batch.x))
 
         losses: list[Tensor] = []
         settled = me.number(False)
@@ -114,7 +113,8 @@ class FedALA(FedAvg):
         most = max(1, int(len(data.y) * self.share))
         place = torch.arange(most, device=order.device)
         parts = zip(order[:most].split(me.batch), (place < count).float().split(me.batch), strict=True)
-        return [Batch(data.x.index_select(0, at), data.y.index_select(0, at), mask) for at, mask in parts]
+        picked = [(data.x.index_select(0, at), data.y.index_select(0, at), mask) for at, mask in parts]
+        return [Batch(x, y, mask, task=data.task) for x, y, mask in picked]
 
     def _mixed(self, me: Me) -> Mapping[str, Tensor]:
         own, received = self._last(me, me.values), self._last(me, me.received)

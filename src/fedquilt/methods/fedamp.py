@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedquilt.engines.objective import cross_entropy, proximal
+from fedquilt.engines.objective import proximal, task_loss
 from fedquilt.interface.messages import Roster, Updates
 from fedquilt.interface.method import Method, State
 from fedquilt.interface.steps import Install, Step, Train
@@ -55,7 +55,7 @@ class FedAMP(Method):
             raise ValueError("FedAMP with own=1 mixes nothing: use the method 'local'")
 
     def local(self) -> tuple[Step, ...]:
-        return Install(), Train(cross_entropy() + proximal(self.mu))
+        return Install(), Train(task_loss() + proximal(self.mu))
 
     # --- server half -----------------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class FedDL(Method):
     """
 
     name: ClassVar[str] = "feddl"
+    needs_classes: ClassVar[str] = "compares the class probabilities of models on common samples"
     interval: float = 2
     decay: float = 0.25
     linkage: Linkage = "component"

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedquilt.engines.objective import cross_entropy, linear, proximal
+from fedquilt.engines.objective import linear, proximal, task_loss
 from fedquilt.families.parts import Parts
 from fedquilt.interface.me import Me
 from fedquilt.interface.messages import ClientInfo, Roster
@@ -46,7 +46,7 @@ class FedDyn(Method):
         return Parts(model, state={"h_i": nothing})
 
     def local(self) -> tuple[Step, ...]:
-        bent = cross_entropy() + linear("slope") + proximal(self.alpha)
+        bent = task_loss() + linear("slope") + proximal(self.alpha)
         return Install(), Train(bent, given=self._slope), Do(self._remember)
 
     def _slope(self, me: Me) -> Mapping[str, Tensor]:

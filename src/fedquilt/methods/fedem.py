@@ -25,7 +25,6 @@ from fedquilt.interface.me import Me
 from fedquilt.interface.messages import ClientInfo, Roster
 from fedquilt.interface.method import State
 from fedquilt.interface.steps import Do, Install, Step, Train
-from fedquilt.layers.prepare import cross_entropies
 from fedquilt.methods.fedavg import FedAvg
 from fedquilt.sharing import Plan, nobody
 
@@ -62,7 +61,7 @@ class FedEM(FedAvg):
         """(n, components) which component each training sample is from."""
         data = me.data
         assert data is not None
-        losses = [cross_entropies(me.model.part(name)(data.x), data.y) for name in self.names]
+        losses = [data.losses(me.model.part(name)(data.x)) for name in self.names]
         return (pi.log() - torch.stack(losses, dim=1)).softmax(1)
 
     def _mixture(self, me: Me) -> Mapping[str, Tensor]:
@@ -77,12 +76,12 @@ class FedEM(FedAvg):
     def _loss(self, me: Learner, batch: Batch) -> Tensor:
         assert batch.index is not None
         q = me.given["q"].index_select(0, batch.index)  # (batch, components)
-        losses = [cross_entropies(me.model.part(name)(batch.x), batch.y) for name in self.names]
+        losses = [batch.losses(me.model.part(name)(batch.x)) for name in self.names]
         return batch.mean((q * torch.stack(losses, dim=1)).sum(1))
 
     def predict(self, me: Me, batch: Batch) -> Tensor:
-        logs = torch.stack([me.model.part(name)(batch.x).log_softmax(1) for name in self.names])
-        return (me.values["pi"].log()[:, None, None] + logs).logsumexp(0)
+        outputs = torch.stack([me.model.part(name)(batch.x) for name in self.names])
+        return batch.task.mixture(me.values["pi"], outputs)
 
     # --- server half -----------------------------------------------------------------------------------------------
 

@@ -27,7 +27,6 @@ from fedquilt.interface.me import Me
 from fedquilt.interface.messages import Roster, Updates
 from fedquilt.interface.method import Method, State
 from fedquilt.interface.steps import Do, Step, Train
-from fedquilt.layers.prepare import cross_entropies
 from fedquilt.sharing import MixedUnit, Plan
 
 
@@ -60,7 +59,7 @@ class FedFomo(Method):
         own = {unit: me.values[unit] for unit in offers}
 
         def loss(units: Mapping[str, Tensor]) -> Tensor:
-            return data.mean(cross_entropies(me.at(units)(data.x), data.y))
+            return data.loss(me.at(units)(data.x))
 
         mine, weights = loss(own), []
         for place, whose in enumerate(me.told["offered"]):

@@ -90,6 +90,7 @@ class FedMN(Method):
 
     name: ClassVar[str] = "fedmn"
     depends_on_rounds: ClassVar[bool] = True
+    needs_classes: ClassVar[str] = "routes samples by their class"
     blocks: Blocks | Mapping[str, Blocks] = (3, 3, 3)
     by: str = "device"
     width: int | None = None

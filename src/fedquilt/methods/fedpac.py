@@ -54,6 +54,7 @@ class FedPAC(FedAvg):
     """
 
     name: ClassVar[str] = "fedpac"
+    needs_classes: ClassVar[str] = "compares prototypes of classes"
     lam: float = 1.0
     head_epochs: int = 1
     head_rate: float | None = 0.1

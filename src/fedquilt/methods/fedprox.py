@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedquilt.engines.objective import cross_entropy, proximal
+from fedquilt.engines.objective import proximal, task_loss
 from fedquilt.interface.steps import Install, Step, Train
 from fedquilt.methods.fedavg import FedAvg
 
@@ -25,4 +25,4 @@ class FedProx(FedAvg):
             raise ValueError("FedProx with mu=0 is FedAvg: use the method 'fedavg'")
 
     def local(self) -> tuple[Step, ...]:
-        return Install(), Train(cross_entropy() + proximal(self.mu))
+        return Install(), Train(task_loss() + proximal(self.mu))

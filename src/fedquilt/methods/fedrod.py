@@ -59,6 +59,7 @@ class FedRoD(FedAvg):
     """FedAvg with a loss that balances labels, by `gamma`, and beside the shared head one of each client's own."""
 
     name: ClassVar[str] = "fedrod"
+    needs_classes: ClassVar[str] = "balances its loss by how often classes are"
     gamma: float = 1.0
 
     def __post_init__(self) -> None:

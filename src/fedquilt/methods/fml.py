@@ -39,6 +39,7 @@ class FML(FedAvg):
     """
 
     name: ClassVar[str] = "fml"
+    needs_classes: ClassVar[str] = "lets two models teach each other by class probabilities"
     alpha: float = 0.5
     beta: float = 0.5
     meme: str = ""

@@ -21,7 +21,6 @@ from fedquilt.interface.me import Me
 from fedquilt.interface.messages import Roster, Updates
 from fedquilt.interface.method import Method, State
 from fedquilt.interface.steps import Do, Step, Train
-from fedquilt.layers.prepare import cross_entropies
 from fedquilt.sharing import Plan, UnitPlan
 
 
@@ -46,7 +45,7 @@ class IFCA(Method):
         losses = []
         for number in range(self.clusters):
             model = me.at({unit: values[number] for unit, values in units.items()})
-            losses.append(data.mean(cross_entropies(model(data.x), data.y)))
+            losses.append(data.loss(model(data.x)))
         choice = torch.stack(losses).nan_to_num(torch.inf).argmin()
         chosen = {unit: values.index_select(0, choice.view(1)).squeeze(0) for unit, values in units.items()}
         return chosen | {"choice": choice}

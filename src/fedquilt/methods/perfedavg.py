@@ -13,7 +13,7 @@ that is the read-out `fine-tuned`, by which results are reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -22,7 +22,6 @@ from torch.func import grad
 
 from fedquilt.engines.objective import Batch, Learner, Objective
 from fedquilt.interface.steps import Install, Step, Train
-from fedquilt.layers.prepare import cross_entropies
 from fedquilt.methods.fedavg import FedAvg
 
 Weights = Mapping[str, Tensor]
@@ -69,15 +68,15 @@ class PerFedAvg(FedAvg):
     def _losses(self, me: Learner, batch: Batch) -> list[Callable[[Weights], Tensor]]:
         """f on each part of a batch, as functions of the weights."""
         parts = 2 if self.order == "first" else 3
-        real = torch.ones_like(batch.y, dtype=torch.float32) if batch.mask is None else batch.mask
+        real = torch.ones(len(batch.y), device=batch.y.device) if batch.mask is None else batch.mask
         turn = torch.arange(len(batch.y), device=batch.y.device) % parts
         few = real.sum() < parts
 
         def loss_on(part: int) -> Callable[[Weights], Tensor]:
-            mine = Batch(batch.x, batch.y, torch.where(few, real, real * (turn == part)))
+            mine = replace(batch, mask=torch.where(few, real, real * (turn == part)))
 
             def loss(weights: Weights) -> Tensor:
-                return mine.mean(cross_entropies(me.model.at(weights)(batch.x), batch.y))
+                return mine.loss(me.model.at(weights)(batch.x))
 
             return loss
 

@@ -28,7 +28,6 @@ from fedquilt.interface.me import Me
 from fedquilt.interface.messages import ClientInfo, Roster
 from fedquilt.interface.method import Heard, Method, State
 from fedquilt.interface.steps import Do, Install, Step, Train
-from fedquilt.layers.prepare import cross_entropies
 from fedquilt.methods.fedavg import circles_of_shape
 from fedquilt.sharing import Plan, UnitPlan, nobody
 
@@ -83,7 +82,7 @@ class PFedMe(Method):
             me.model.part("personal")(batch.x), me.model.part("shared")(batch.x)
 
         def loss(at: Mapping[str, Tensor]) -> Tensor:
-            return batch.mean(cross_entropies(me.model.part("personal").at(at)(batch.x), batch.y))
+            return batch.loss(me.model.part("personal").at(at)(batch.x))
 
         theta, w = ({name: value.detach() for name, value in model.items()} for model in (personal, shared))
         for _ in range(self.steps):

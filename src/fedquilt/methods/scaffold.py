@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedquilt.engines.objective import cross_entropy, linear
+from fedquilt.engines.objective import linear, task_loss
 from fedquilt.families.parts import Parts
 from fedquilt.interface.me import Me
 from fedquilt.interface.messages import ClientInfo, Roster
@@ -45,7 +45,7 @@ class Scaffold(Method):
         return Parts(model, state={"c": nothing, "c_i": nothing})
 
     def local(self) -> tuple[Step, ...]:
-        corrected = cross_entropy() + linear("correction")
+        corrected = task_loss() + linear("correction")
         return Install(), Train(corrected, given=self._correction), Do(self._control)
 
     def _correction(self, me: Me) -> Mapping[str, Tensor]:

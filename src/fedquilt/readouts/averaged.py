@@ -28,7 +28,7 @@ class Averaged(Readout):
 
     def predictions(self, look: EvaluationContext, split: str) -> Tensor:
         self._make(look)
-        return look.scores(self.name, split).argmax(2)
+        return look.predictions(self.name, split)
 
     def logs(self, look: EvaluationContext, split: str) -> Tensor | None:
         self._make(look)
@@ -56,6 +56,7 @@ class AveragedByClass(Averaged):
     """The same, but the output layer class by class: weighted by the client's share of the samples of that class."""
 
     kind: ClassVar[str] = "averaged-by-class"
+    needs_classes: ClassVar[str] = "averages the output layer class by class"
 
     def weight(self, view: ClientStack) -> Tensor:
         share = super().weight(view)  # (k, 1)

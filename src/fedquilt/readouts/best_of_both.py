@@ -41,6 +41,7 @@ class BestOfBoth(Readout):
     """Received or adapted, whichever is better at the class it predicts, by the client's validation samples."""
 
     kind: ClassVar[str] = "best-of-both"
+    needs_classes: ClassVar[str] = "believes whichever model is better at the class that it names"
 
     def predictions(self, look: EvaluationContext, split: str) -> Tensor:
         models = ("received", "adapted")

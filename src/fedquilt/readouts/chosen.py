@@ -5,22 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedquilt.interface.client_stack import PaddedSplit
-
-
-def judged(logs: Tensor, table: PaddedSplit) -> Tensor:
-    """(k, ways, 2) how many samples each way gets right, and the log-likelihood that it gives their labels.
-
-    `logs` (k, ways, n, classes) are log-probabilities.
-    """
-    there = table.mask[:, None] > 0  # (k, 1, n)
-    right = (logs.argmax(3) == table.y[:, None]) & there
-    of_truth = logs.gather(3, table.y[:, None, :, None].expand(*logs.shape[:3], 1))[..., 0]  # (k, ways, n)
-    return torch.stack([right.sum(2).double(), of_truth.double().where(there, 0.0).sum(2)], dim=2)
-
 
 def best(evidence: Tensor, pooled: Tensor | None) -> Tensor:
-    """(k,) the way that is right most often, and of several the likeliest, by (k, ways, 2) of `judged`.
+    """(k,) the way that is right most often, and of several the likeliest, by (k, ways, 2) of `Task.judged`.
 
     A client without validation samples takes the federation's choice, by `pooled` (ways, 2); the first way, where that
     is not known either.

@@ -17,7 +17,7 @@ class Received(Readout):
     kind: ClassVar[str] = "received"
 
     def predictions(self, look: EvaluationContext, split: str) -> Tensor:
-        return look.scores("received", split).argmax(2)
+        return look.predictions("received", split)
 
     def logs(self, look: EvaluationContext, split: str) -> Tensor | None:
         return look.logs("received", split)
@@ -30,7 +30,7 @@ class Adapted(Readout):
     kind: ClassVar[str] = "adapted"
 
     def predictions(self, look: EvaluationContext, split: str) -> Tensor:
-        return look.scores("adapted", split).argmax(2)
+        return look.predictions("adapted", split)
 
     def logs(self, look: EvaluationContext, split: str) -> Tensor | None:
         return look.logs("adapted", split)
@@ -43,7 +43,7 @@ class Own(Readout):
     kind: ClassVar[str] = "own"
 
     def predictions(self, look: EvaluationContext, split: str) -> Tensor:
-        return look.scores("own", split).argmax(2)
+        return look.predictions("own", split)
 
     def logs(self, look: EvaluationContext, split: str) -> Tensor | None:
         return look.logs("own", split)

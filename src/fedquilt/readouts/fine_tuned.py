@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedquilt.interface.readout import EvaluationContext, FineTune, Readout
-from fedquilt.readouts.chosen import best, judged
+from fedquilt.readouts.chosen import best
 
 
 def trainer(look: EvaluationContext) -> FineTune:
@@ -66,10 +66,10 @@ class FineTuned(Readout):
         return f"{self.kind}-head-{self.epochs}" if self.units == "head" else f"{self.kind}-{self.epochs}"
 
     def predictions(self, look: EvaluationContext, split: str) -> Tensor:
-        return self._scores(look, split).argmax(2)
+        return look.task.predictions(self._scores(look, split))
 
     def logs(self, look: EvaluationContext, split: str) -> Tensor | None:
-        return self._scores(look, split).log_softmax(2) if look.logits else None
+        return look.task.answers(self._scores(look, split)) if look.logits else None
 
     def _scores(self, look: EvaluationContext, split: str) -> Tensor:
         if self.epochs is not None:
@@ -94,10 +94,11 @@ class FineTunedChosen(Readout):
         return ways[torch.arange(len(ways), device=ways.device), which]
 
     def evidence(self, look: EvaluationContext) -> Tensor:
-        return judged(self._ways(look, "validation"), look.table("validation"))
+        table = look.table("validation")
+        return look.task.judged(self._ways(look, "validation"), table.y, table.mask)
 
     def _ways(self, look: EvaluationContext, split: str) -> Tensor:
-        """(k, ways, n, classes) log-probabilities of the received model and of all that it is trained on to."""
+        """(k, ways, n, ...) answers of the received model and of all that it is trained on to."""
         tuned = [scores for units in self.units for scores in after_epochs(look, split, self.epochs, units)]
         look.must_be_logits(self.name)
-        return torch.stack([look.scores("received", split), *tuned], dim=1).log_softmax(3)
+        return look.task.answers(torch.stack([look.scores("received", split), *tuned], dim=1))

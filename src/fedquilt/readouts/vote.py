@@ -59,7 +59,8 @@ class Vote(Readout):
     def logs(self, look: EvaluationContext, split: str) -> Tensor:
         said = self.experts(look, split)
         pi = self.weights(look)
-        return torch.stack([pi[:, at, None, None] * each for at, each in enumerate(said.values())]).sum(0).log()
+        parts = [pi[:, at].view(-1, *[1] * (each.ndim - 1)) * each for at, each in enumerate(said.values())]
+        return look.task.unmixed(torch.stack(parts).sum(0))
 
     def weights(self, look: EvaluationContext) -> Tensor:
         """(k, experts) how much each of a client's experts is believed, in the order of `experts`."""
@@ -75,7 +76,7 @@ class Vote(Readout):
             "adapted": look.scores("adapted", split),
             "fine-tuned": after_epochs(look, split, [self.epochs], "all")[0],
         } | ({} if own is None else {"alone": own})
-        said = {name: each.softmax(2) for name, each in scores.items()}
+        said = {name: look.task.mixable(each) for name, each in scores.items()}
         near = nearest(look, split, KNN.k, KNN.scale)
         return {name: each for name in EXPERTS if (each := said.get(name, near if name == "knn" else None)) is not None}
 
@@ -100,9 +101,8 @@ class Vote(Readout):
 
     def _mixture(self, look: EvaluationContext, prior: Tensor) -> Tensor:
         table = look.table("validation")
-        truth = table.y[:, :, None]
-        likelihood = [each.gather(2, truth)[:, :, 0].double() for each in self.experts(look, "validation").values()]
-        return mixture(torch.stack(likelihood, dim=1), table.mask, prior, self.pseudo, self.steps)
+        said = torch.stack(list(self.experts(look, "validation").values()), dim=1)
+        return mixture(*look.task.likelihoods(said, table.y, table.mask), prior, self.pseudo, self.steps)
 
 
 def _half_way(look: EvaluationContext) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedquilt._util.metric import ACCURACY, Metric
 from fedquilt.report.statistics import (
     Floats,
     Interval,
@@ -35,7 +36,7 @@ from fedquilt.report.statistics import (
 
 @dataclass(frozen=True)
 class Difference:
-    """What `first` minus `second` amounts to, over the same clients and seeds."""
+    """How much better `first` is than `second`, over the same clients and seeds: above 0 is better."""
 
     first: str
     second: str
@@ -57,7 +58,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Reached:
-    """The first evaluated round whose mean accuracy reached the target, and the megabytes moved by then."""
+    """The first evaluated round whose mean score reached the target, and the megabytes moved by then."""
 
     round: int
     megabytes: float | None
@@ -65,10 +66,10 @@ class Reached:
 
 @dataclass(frozen=True)
 class Curve:
-    """One run's mean accuracy over rounds, with the megabytes moved so far (up and down, all clients)."""
+    """One run's mean score over rounds, with the megabytes moved so far (up and down, all clients)."""
 
     rounds: Sequence[int]
-    accuracy: Sequence[float]
+    score: Sequence[float]
     megabytes: Sequence[float] | None = None
     clock: Sequence[float] | None = None  # virtual seconds, where clients declare their hardware
 
@@ -78,7 +79,7 @@ class MethodRow:
     """One line of a comparison."""
 
     name: str
-    score: Interval  # within 0 and 1
+    score: Interval  # within what the metric can be
     over_seeds: float | None  # standard deviation of the means of seeds
     spread: float
     worst_decile: float
@@ -106,9 +107,10 @@ class Comparison:
     reference: str | None
     target: float | None
     notes: tuple[str, ...] = field(default=())
+    metric: Metric = ACCURACY
 
     def difference(self, first: str, second: str) -> Difference:
-        """The difference `first` minus `second`, whichever way round it was computed."""
+        """How much better `first` is than `second`, whichever way round it was computed."""
         for d in self.differences:
             if (d.first, d.second) == (first, second):
                 return d
@@ -117,14 +119,14 @@ class Comparison:
         raise KeyError(f"no comparison of '{first}' with '{second}': compared are {[r.name for r in self.rows]}")
 
 
-def reached(curve: Curve, target: float) -> Reached | None:
+def reached(curve: Curve, target: float, metric: Metric = ACCURACY) -> Reached | None:
     """When a run first reached the target; None if it never did.
 
     >>> reached(Curve([1, 2, 3], [0.5, 0.8, 0.9], [10, 20, 30]), 0.8)
     Reached(round=2, megabytes=20.0)
     """
-    for i, (at, accuracy) in enumerate(zip(curve.rounds, curve.accuracy, strict=True)):
-        if without_noise(accuracy) >= without_noise(target):
+    for i, (at, score) in enumerate(zip(curve.rounds, curve.score, strict=True)):
+        if metric.gain(float(without_noise(score)), float(without_noise(target))) >= 0:
             return Reached(int(at), None if curve.megabytes is None else float(curve.megabytes[i]))
     return None
 
@@ -137,11 +139,13 @@ def compare(
     reference: str | None = None,
     target: float | None = None,
     level: float = 0.95,
+    metric: Metric = ACCURACY,
 ) -> Comparison:
     """Compare methods on the same clients and seeds.
 
     Arguments: `scores` one (clients, seeds) table a method; `alone` the same clients trained by themselves; `curves`
-    one `Curve` a seed for "rounds and megabytes to `target`"; `reference` the method every other is set against.
+    one `Curve` a seed for "rounds and megabytes to `target`"; `reference` the method every other is set against;
+    `metric` what the scores are, and so which way is better.
 
     >>> steady = [[0.70 + 0.01 * c] for c in range(8)]
     >>> better = [[0.75 + 0.012 * c] for c in range(8)]
@@ -162,40 +166,41 @@ def compare(
     by_oneself = None if alone is None else np.broadcast_to(score_table(alone), (clients, seeds))
 
     pairs = list(itertools.combinations(tables, 2))
+    way = 1.0 if metric.higher else -1.0
     p_values = [signed_rank(tables[a], tables[b]) for a, b in pairs]
     differences = []
     for (a, b), p, corrected in zip(pairs, p_values, holm(p_values), strict=True):
-        table = tables[a] - tables[b]
+        table = way * (tables[a] - tables[b])
         interval, by_seed = mean_interval(table, level), without_noise(table.mean(axis=0))
         differences.append(
             Difference(
                 a, b, interval, p, corrected,
                 real=corrected < alpha and not interval.low <= 0 <= interval.high,
-                clients_better=share_gaining(tables[a], tables[b]),
-                clients_worse=share_gaining(tables[b], tables[a]),
+                clients_better=share_gaining(way * tables[a], way * tables[b]),
+                clients_worse=share_gaining(way * tables[b], way * tables[a]),
                 seeds_better=int((by_seed > 0).sum()),
                 seeds_worse=int((by_seed < 0).sum()),
             )
         )  # fmt: skip
-    best = max(tables, key=lambda name: float(without_noise(tables[name].mean())))  # of equals the first
+    best = max(tables, key=lambda name: way * float(without_noise(tables[name].mean())))  # of equals the first
     found = Comparison((), tuple(differences), clients, seeds, level, best, reference, target)
 
     rows = []
     for name, table in tables.items():
         runs = list((curves or {}).get(name, ()))
-        hits = [] if target is None else [hit for hit in (reached(c, target) for c in runs) if hit is not None]
+        hits = [] if target is None else [hit for hit in (reached(c, target, metric) for c in runs) if hit is not None]
         # The median over all seeds, where a seed that never arrives counts as infinitely late.
         late = [math.inf] * (len(runs) - len(hits))
         moved = [float(c.megabytes[-1]) for c in runs if c.megabytes is not None and len(c.megabytes)]
         rows.append(
             MethodRow(
                 name=name,
-                score=bounded(mean_interval(table, level), 0.0, 1.0),
+                score=bounded(mean_interval(table, level), metric.low, metric.high),
                 over_seeds=seed_deviation(table),
                 spread=float(table.mean(axis=1).std(ddof=1)) if clients > 1 else 0.0,
-                worst_decile=worst_decile(table),
-                gain=None if by_oneself is None else mean_interval(table - by_oneself, level),
-                share_gaining=None if by_oneself is None else share_gaining(table, by_oneself),
+                worst_decile=worst_decile(table, metric.higher),
+                gain=None if by_oneself is None else mean_interval(way * (table - by_oneself), level),
+                share_gaining=None if by_oneself is None else share_gaining(way * table, way * by_oneself),
                 rounds_to_target=_median([hit.round for hit in hits] + late),
                 megabytes_to_target=_median([hit.megabytes for hit in hits if hit.megabytes is not None] + late),
                 seeds_reaching=len(hits),
@@ -206,7 +211,7 @@ def compare(
             )
         )
     notes = _notes(clients, seeds, len(pairs), alpha)
-    return Comparison(tuple(rows), tuple(differences), clients, seeds, level, best, reference, target, notes)
+    return Comparison(tuple(rows), tuple(differences), clients, seeds, level, best, reference, target, notes, metric)
 
 
 def pair_up(

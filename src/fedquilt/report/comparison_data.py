@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedquilt._util.metric import ACCURACY, Metric
 from fedquilt.report.compare import Comparison, Curve, compare, pair_up
 from fedquilt.report.plan_frames import packed
 from fedquilt.report.read_runs import Floats, Reading, RunFiles, Series
@@ -42,19 +43,30 @@ def view_data(
             methods.append(None)
             continue
         curves = list(found.curves[group.name].values())
-        told = _method_view(clients, curves, found.scores[group.name], found.alone)
+        told = _method_view(clients, curves, found.scores[group.name], found.alone, found.metric)
         told["loss"] = _losses(found, group.name, told["rounds"])
         first = next(run for run in group.runs if (reading or run.reading) in run.series)
         methods.append(told | {"reading": list(reading or first.reading)})
     if found.scores and target is None:
-        best = max(np.mean([v for s in mine.values() for v in s.values()]) for mine in found.scores.values())
-        target = math.floor(95 * best) / 100
+        means = [float(np.mean([v for s in mine.values() for v in s.values()])) for mine in found.scores.values()]
+        target = nearly(max(means) if found.metric.higher else min(means), found.metric)
     table = compared(found, reference, target)
     return {
         "title": "as each method declares" if reading is None else f"{reading[0]}, {reading[1]}",
         "methods": methods,
         "table": None if table is None else _printed(table),
     }
+
+
+def nearly(best: float, metric: Metric) -> float:
+    """95 % of the best score, to whole per cents; of a metric of which less is better, 105 % of it, to three digits.
+
+    >>> nearly(0.913, ACCURACY), nearly(53.27, Metric("rmse", higher=False))
+    (0.86, 55.9)
+    """
+    if metric.percent and metric.higher:
+        return math.floor(95 * best) / 100
+    return float(f"{best + (-0.05 if metric.higher else 0.05) * abs(best):.3g}")
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,7 @@ class Measured:
     alone: Mapping[int, Mapping[str, float]]
     losses: Mapping[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)  # at the rounds of the curve
     said: tuple[str, ...] = ()  # what methods that do not learn say of themselves, and what others promise
+    metric: Metric = ACCURACY
 
 
 def measured(groups: Sequence[Group], reading: Reading | None = None) -> Measured:
@@ -86,7 +99,11 @@ def measured(groups: Sequence[Group], reading: Reading | None = None) -> Measure
     ]
     said = tuple(f"{name}: {sentences[0].rstrip('.')}" for name, sentences in told if sentences)
     alone = {run.seed: lone for group in groups for run in group.runs if (lone := _alone(run, reading))}
-    return Measured(scores, curves, alone, losses, said)
+    metrics = list(dict.fromkeys(run.metric for group in groups for run in group.runs))
+    if len(metrics) > 1:
+        both = " and ".join(metric.name for metric in metrics[:2])
+        raise ValueError(f"runs led by {both} cannot be compared; give runs of one task")
+    return Measured(scores, curves, alone, losses, said, metrics[0] if metrics else ACCURACY)
 
 
 def compared(found: Measured, reference: str | None, target: float | None) -> Comparison | None:
@@ -102,12 +119,12 @@ def compared(found: Measured, reference: str | None, target: float | None) -> Co
     if reference not in tables:
         reference = next((name for name in ("fedavg", *ALONE) if name in tables), next(iter(tables)))
     curves = {name: [c for s, c in mine.items() if not seeds or s in seeds] for name, mine in found.curves.items()}
-    table = compare(tables, alone=alone, curves=curves, reference=reference, target=target)
+    table = compare(tables, alone=alone, curves=curves, reference=reference, target=target, metric=found.metric)
     return replace(table, notes=(*table.notes, *notes, *found.said))
 
 
 def final_scores(run: RunFiles, series: Series) -> dict[str, float]:
-    """Each client's accuracy at the round the run's result is read at."""
+    """Each client's score at the round the run's result is read at."""
     at = len(series.rounds) - 1
     if run.chosen in series.rounds:
         at = series.rounds.index(run.chosen)
@@ -116,7 +133,7 @@ def final_scores(run: RunFiles, series: Series) -> dict[str, float]:
 
 
 def _alone(run: RunFiles, reading: Reading | None) -> dict[str, float]:
-    """Each client's accuracy alone, if this run knows it."""
+    """Each client's score alone, if this run knows it."""
     split = (reading or run.reading)[1]
     if (series := run.series.get((ALONE[0], split))) is not None:
         return final_scores(run, series)
@@ -141,20 +158,23 @@ def _method_view(
     curves: Sequence[Curve],
     scores: Mapping[int, Mapping[str, float]],
     lone: Mapping[int, Mapping[str, float]],
+    metric: Metric,
 ) -> dict[str, Any]:
     rounds = sorted({at for curve in curves for at in curve.rounds})
-    accuracy = np.stack([at_rounds(c.rounds, np.array(c.accuracy)[:, None], rounds)[:, 0] for c in curves])
+    score = np.stack([at_rounds(c.rounds, np.array(c.score)[:, None], rounds)[:, 0] for c in curves])
     moved = [at_rounds(c.rounds, np.array(c.megabytes)[:, None], rounds)[:, 0] for c in curves if c.megabytes]
     times = [at_rounds(c.rounds, np.array(c.clock)[:, None], rounds)[:, 0] for c in curves if c.clock]
     final = np.array([[scores[s].get(c, math.nan) for c in clients] for s in scores])
     both = [s for s in scores if s in lone]
-    gain = np.array([[scores[s].get(c, math.nan) - lone[s].get(c, math.nan) for c in clients] for s in both])
+    gain = np.array([
+        [metric.gain(scores[s].get(c, math.nan), lone[s].get(c, math.nan)) for c in clients] for s in both
+    ])  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rounds that no seed has: NaN is the answer
-        low, high = np.nanmin(accuracy, axis=0), np.nanmax(accuracy, axis=0)
+        low, high = np.nanmin(score, axis=0), np.nanmax(score, axis=0)
     return {
         "rounds": rounds,
-        "mean": _rounded(known_mean(accuracy)),
+        "mean": _rounded(known_mean(score)),
         "low": _rounded(low),
         "high": _rounded(high),
         "megabytes": _rounded(known_mean(np.stack(moved))) if moved else None,
@@ -181,7 +201,7 @@ def _printed(table: Comparison) -> dict[str, Any]:
         "headings": headings,
         "rows": [[[cell.text, cell.bold] for cell in row] for row in rows],
         "notes": explanations(table),
-        "best": {"name": best.name, "accuracy": best.score.mean, "gaining": best.share_gaining},
+        "best": {"name": best.name, "score": best.score.mean, "gaining": best.share_gaining},
         "csv": as_csv(table),
         "latex": as_latex(table),
         "markdown": as_markdown(table),

@@ -37,7 +37,7 @@ def write_page(
     """Write one self-contained HTML file about these run directories, and return its path.
 
     `reference` is the method the others are set against (default: "fedavg", else "local", else the first), `target` the
-    accuracy that rounds and megabytes are counted to (default: 95 % of the best method's).
+    score that rounds and megabytes are counted to (default: 95 % of the best method's).
     """
     text = render_page(page_data(run_dirs, title=title, reference=reference, target=target))
     path = Path(out)

@@ -78,6 +78,7 @@ def scenario_data(name: str, runs: Sequence[RunFiles], reference: str | None, ta
     return {
         "name": name,
         "clients": clients,
+        "metric": runs[0].metric.told() | {"heading": runs[0].metric.heading},
         "labels": labels + [str(i) for i in range(len(labels), classes)],
         "methods": [{"name": g.name, "seeds": [r.seed for r in g.runs]} for g in groups],
         "views": [view_data(groups, clients, reading, reference, target) for reading in readings],
@@ -89,7 +90,7 @@ def scenario_data(name: str, runs: Sequence[RunFiles], reference: str | None, ta
 
 
 def client_details(group: Group, clients: Sequence[str]) -> dict[str, Any]:
-    """Per client, means over seeds: accuracy over rounds, F-measure by class, and the confusion summed over seeds."""
+    """Per client, means over seeds: its score over rounds, F-measure by class, and the confusion summed over seeds."""
     mine = [(run, series) for run in group.runs if (series := run.series.get(run.reading))]
     told: dict[str, Any] = {"rounds": [], "history": None, "f": None, "confusion": None}
     if mine:
@@ -98,7 +99,9 @@ def client_details(group: Group, clients: Sequence[str]) -> dict[str, Any]:
         curves = [placed(at_rounds(s.rounds, s.filled(), rounds).T, run, clients) for run, s in mine]
         history = known_mean(np.stack(curves))  # (clients, rounds)
         told["rounds"] = rounds
-        told["history"] = packed(np.where(np.isnan(history), 65535, np.round(history * 65534)).astype(np.uint16))
+        small_shares = np.where(np.isnan(history), 65535, np.round(history * 65534))
+        shares = mine[0][0].metric.percent  # from 0 to 1: half the room is enough
+        told["history"] = packed(small_shares.astype(np.uint16) if shares else history.astype(np.float32))
         by_class = [placed(s.f_by_class, run, clients) for run, s in mine if s.f_by_class is not None]
         if by_class and len({f.shape for f in by_class}) == 1:
             told["f"] = packed(known_mean(np.stack(by_class)).astype(np.float32))
@@ -159,18 +162,10 @@ def client_traffic(group: Group, clients: Sequence[str]) -> dict[str, Any] | Non
 
 def run_facts(group: Group, run: RunFiles) -> dict[str, Any]:
     """What the list of runs says about one."""
-    keys = (
-        "rounds",
-        "accuracy_mean",
-        "epsilon",
-        "megabytes_up",
-        "megabytes_down",
-        "seconds",
-        "virtual_seconds",
-        "engine",
-        "device",
-    )
+    keys = ("rounds", "epsilon", "megabytes_up", "megabytes_down", "seconds", "virtual_seconds", "engine", "device")
     facts = {key: run.summary[key] for key in keys if isinstance(run.summary.get(key), str | int | float)}
+    score = run.summary.get(f"{run.metric.name}_mean")
+    facts |= {"score": score} if isinstance(score, float) else {}
     told = [f"{name} = {value}" for name, value in flat(run.settings)]
     return {"folder": run.folder.name, "method": group.name, "seed": run.seed, "facts": facts, "settings": told}
 

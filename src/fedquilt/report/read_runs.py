@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedquilt._util.metric import ACCURACY, Metric, metric_of
 from fedquilt.report.run_texts import find, json_of, lines_of, name_of, text_of, texts_of, toml_of
 
 Floats = NDArray[np.float64]
@@ -29,18 +30,18 @@ Reading = tuple[str, str]
 
 @dataclass(frozen=True)
 class Series:
-    """One metric over rounds: `accuracy` (rounds, clients), NaN where a client was not evaluated."""
+    """The leading metric over rounds: `score` (rounds, clients), NaN where a client was not evaluated."""
 
     rounds: tuple[int, ...]
-    accuracy: Floats
+    score: Floats
     f_by_class: Floats | None = None
-    loss: Floats | None = None  # like `accuracy`; None where nobody has one
+    loss: Floats | None = None  # like `score`; None where nobody has one
 
     def filled(self) -> Floats:
-        """Accuracy where a client keeps its last known value until it is evaluated again."""
-        known = np.where(np.isnan(self.accuracy), -1, np.arange(len(self.rounds))[:, None])
+        """Scores where a client keeps its last known value until it is evaluated again."""
+        known = np.where(np.isnan(self.score), -1, np.arange(len(self.rounds))[:, None])
         last = np.maximum.accumulate(known, axis=0)
-        carried = np.take_along_axis(self.accuracy, np.maximum(last, 0), axis=0)
+        carried = np.take_along_axis(self.score, np.maximum(last, 0), axis=0)
         return np.where(last < 0, np.nan, carried)
 
 
@@ -71,6 +72,7 @@ class RunFiles:
     labels: tuple[str, ...] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    metric: Metric = ACCURACY
 
     @property
     def chosen(self) -> int | None:
@@ -111,13 +113,14 @@ def read_run(folder: str | Path) -> RunFiles:
     rows, moved, planned = (lines_of(folder / name, texts[name]) for name in _OF_LINES)
 
     clients = _names(settings, rows, moved, planned)
-    series = _series(rows, clients)
+    metric = metric_of({**settings, **summary})
+    series = _series(rows, clients, metric)
     readout, split = (find(summary, settings, key) for key in ("readout", "split"))
     tests = [reading for reading in series if reading[1] == "test"] or list(series)
     # a run keeps that of the same clients by themselves inside its own directory
     alone = folder / "alone"
     (text,) = texts_of(alone, toml_of(alone / "run.toml", text_of(alone / "run.toml")), _OF_LINES[:1]).values()
-    by_themselves = _series(lines_of(alone / "metrics.jsonl", text), clients)
+    by_themselves = _series(lines_of(alone / "metrics.jsonl", text), clients, metric)
     series |= {("alone", split): mine for (readout, split), mine in by_themselves.items() if readout == "received"}
     reading = (str(readout), str(split)) if readout and split else (tests[0] if tests else ("", ""))
     confusion, labels = _confusion(confused, reading[0], clients)
@@ -136,6 +139,7 @@ def read_run(folder: str | Path) -> RunFiles:
         labels=tuple(str(n) for n in named) if isinstance(named, list) else labels,
         summary=summary,
         settings=settings,
+        metric=metric,
     )
 
 
@@ -153,27 +157,28 @@ def _names(settings: Mapping[str, Any], rows: list[Any], moved: list[Any], plann
     return tuple(names)
 
 
-def _series(rows: list[dict[str, Any]], clients: Sequence[str]) -> dict[Reading, Series]:
+def _series(rows: list[dict[str, Any]], clients: Sequence[str], metric: Metric) -> dict[Reading, Series]:
     number = {name: i for i, name in enumerate(clients)}
     sorted_out: dict[Reading, list[dict[str, Any]]] = {}
     for row in rows:
-        if row.get("client") in number and row.get("accuracy") is not None and not row.get("liar"):
+        if row.get("client") in number and row.get(metric.name) is not None and not row.get("liar"):
             sorted_out.setdefault((str(row.get("readout", "")), str(row.get("split", ""))), []).append(row)
     found = {}
     for reading, mine in sorted_out.items():
         rounds = sorted({int(row["round"]) for row in mine})
         place = {at: i for i, at in enumerate(rounds)}
-        accuracy, loss = (np.full((len(rounds), len(clients)), np.nan) for _ in range(2))
+        score, loss = (np.full((len(rounds), len(clients)), np.nan) for _ in range(2))
         classes = max((len(row.get("f_by_class") or ()) for row in mine), default=0)
         f_by_class = np.full((len(clients), classes), np.nan) if classes else None
         for row in mine:
             client = number[row["client"]]
-            accuracy[place[int(row["round"])], client] = _exact(row["accuracy"], row.get("samples"))
+            value = row[metric.name]
+            score[place[int(row["round"])], client] = _exact(value, row.get("samples")) if metric == ACCURACY else value
             if row.get("loss") is not None:
                 loss[place[int(row["round"])], client] = row["loss"]
             if f_by_class is not None and row.get("f_by_class"):  # rows come in the order of rounds: the last one stays
                 f_by_class[client] = [np.nan if f is None else f for f in row["f_by_class"]]
-        found[reading] = Series(tuple(rounds), accuracy, f_by_class, None if np.isnan(loss).all() else loss)
+        found[reading] = Series(tuple(rounds), score, f_by_class, None if np.isnan(loss).all() else loss)
     return found
 
 

@@ -104,13 +104,15 @@ def ranks(values: Sequence[float]) -> list[int]:
     return [1 + sum(other > value for other in clean) for value in clean]
 
 
-def worst_decile(values: ArrayLike) -> float:
+def worst_decile(values: ArrayLike, higher: bool = True) -> float:
     """Mean over the worst tenth of the clients (at least one), each client first averaged over its seeds.
+
+    `higher` says whether more is better.
 
     >>> worst_decile([[c / 20] for c in range(20)])
     0.025
     """
-    return wording.worst_decile(score_table(values).mean(axis=1).tolist())
+    return wording.worst_decile(score_table(values).mean(axis=1).tolist(), higher)
 
 
 def share_gaining(values: ArrayLike, alone: ArrayLike) -> float:

@@ -1,6 +1,6 @@
 """A comparison as a table: text for the terminal, CSV, LaTeX and Markdown.
 
-Accuracies are printed in per cent as papers do, with the standard deviation over seeds; beside them their interval.
+Scores are printed as papers do, with the standard deviation over seeds; beside them their interval.
 Bold: the best method and those that are not significantly behind it. An arrow: really better or worse than the
 reference.
 """
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from fedquilt._util.wording import megabytes, percent
+from fedquilt._util.metric import ACCURACY, Metric
+from fedquilt._util.wording import megabytes
 from fedquilt.report.compare import Comparison, MethodRow
 from fedquilt.report.statistics import Interval, ranks
 
@@ -35,27 +36,27 @@ class Cell:
 
 def cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
     """Headings and rows as all printed forms show them; columns nobody has numbers for are left out."""
-    rows = comparison.rows
+    rows, metric, unit = comparison.rows, comparison.metric, comparison.metric.unit
     columns: list[tuple[str, list[Cell]]] = [
         ("method", [Cell(r.name, r.level_with_best) for r in rows]),
-        ("accuracy %", [Cell(_as_papers(r), r.level_with_best) for r in rows]),
-        (f"{100 * comparison.level:.0f} % interval", [Cell(_from_to(r.score)) for r in rows]),
-        ("worst decile %", [Cell(f"{100 * r.worst_decile:.1f}") for r in rows]),
+        (metric.heading, [Cell(_as_papers(r, metric), r.level_with_best) for r in rows]),
+        (f"{100 * comparison.level:.0f} % interval", [Cell(_from_to(r.score, metric)) for r in rows]),
+        (f"worst decile{unit}", [Cell(metric.show(r.worst_decile)) for r in rows]),
     ]
     if any(r.gain for r in rows):
-        columns.append(("gain over alone", [Cell(interval_in_percent(r.gain, sign=True)) for r in rows]))
+        columns.append(("gain over alone", [Cell(shown_interval(r.gain, metric, sign=True)) for r in rows]))
         columns.append(("clients gaining %", [Cell(_number(r.share_gaining, 100, ".0f")) for r in rows]))
     if comparison.target is not None:
-        goal = f"{100 * comparison.target:.1f} %"
+        goal = f"{metric.show(comparison.target)}{unit}"
         columns.append((f"rounds to {goal}", [Cell(_reaching(r, comparison.seeds)) for r in rows]))
         if any(r.megabytes_to_target is not None for r in rows):
             columns.append((f"MB to {goal}", [Cell(megabytes(r.megabytes_to_target)) for r in rows]))
     if any(r.megabytes is not None for r in rows):
         columns.append(("MB a seed", [Cell(megabytes(r.megabytes)) for r in rows]))
     if len(rows) > 2:
-        columns.append((_RANK, [Cell(told) for told in _ranked(rows)]))
+        columns.append((_RANK, [Cell(told) for told in _ranked(rows, metric)]))
     if comparison.reference is not None and len(rows) > 1:
-        columns.append((f"against {comparison.reference}", [Cell(_against(r)) for r in rows]))
+        columns.append((f"against {comparison.reference}", [Cell(_against(r, metric)) for r in rows]))
         columns.append(("p (Holm)", [Cell(_p(r)) for r in rows]))
     return [title for title, _ in columns], [list(row) for row in zip(*(column for _, column in columns), strict=True)]
 
@@ -111,7 +112,7 @@ def records(comparison: Comparison) -> list[dict[str, str | float | bool | None]
     for r in comparison.rows:
         d = r.against_reference
         line: dict[str, str | float | bool | None] = {"method": r.name}
-        line |= _spread_out("accuracy", r.score) | {"deviation_over_seeds": r.over_seeds}
+        line |= _spread_out(comparison.metric.name, r.score) | {"deviation_over_seeds": r.over_seeds}
         line |= {"spread_over_clients": r.spread, "worst_decile": r.worst_decile}
         line |= _spread_out("gain", r.gain) | {"share_gaining": r.share_gaining, "target": comparison.target}
         line |= {"rounds_to_target": r.rounds_to_target, "megabytes_to_target": r.megabytes_to_target}
@@ -166,7 +167,10 @@ def explanations(comparison: Comparison) -> list[str]:
     """What the signs mean, and what the numbers cannot say."""
     c = comparison
     clients, seeds = _count(c.clients, "client"), _count(c.seeds, "seed")
-    told = [f"Accuracy: mean over {clients} and {seeds}{', ± standard deviation over seeds' if c.seeds > 1 else ''}."]
+    name = c.metric.name[0].upper() + c.metric.name[1:]
+    told = [f"{name}: mean over {clients} and {seeds}{', ± standard deviation over seeds' if c.seeds > 1 else ''}."]
+    if not c.metric.higher:
+        told.append("Lower is better; gains and differences are above 0 where it is lower.")
     told.append(f"Intervals (of differences: ± half) are {100 * c.level:.0f} % over clients and seeds.")
     if len(c.rows) > 1:
         told.append(f"Bold: the best method ({c.best}) and those not significantly behind it (paired interval).")
@@ -180,31 +184,32 @@ def explanations(comparison: Comparison) -> list[str]:
     return told + [note[0].upper() + note[1:] + "." for note in c.notes]
 
 
-def interval_in_percent(interval: Interval | None, sign: bool = False) -> str:
-    """An interval in per cent.
+def shown_interval(interval: Interval | None, metric: Metric = ACCURACY, sign: bool = False) -> str:
+    """An interval as its metric is shown.
 
-    >>> interval_in_percent(Interval(0.912, 0.9, 0.924)), interval_in_percent(Interval(0.02, 0.01, 0.03), sign=True)
+    >>> shown_interval(Interval(0.912, 0.9, 0.924)), shown_interval(Interval(0.02, 0.01, 0.03), sign=True)
     ('91.2 ± 1.2', '+2.0 ± 1.0')
     """
-    mean = percent(None if interval is None else interval.mean, sign)
-    return mean if interval is None or interval.half == float("inf") else f"{mean} ± {percent(interval.half)}"
+    mean = metric.show(None if interval is None else interval.mean, sign)
+    return mean if interval is None or interval.half == float("inf") else f"{mean} ± {metric.show(interval.half)}"
 
 
-def _as_papers(row: MethodRow) -> str:
+def _as_papers(row: MethodRow, metric: Metric) -> str:
     """A mean with its standard deviation over seeds, where there are several."""
-    deviation = "" if row.over_seeds is None else f" ± {percent(row.over_seeds)}"
-    return percent(row.score.mean) + deviation
+    deviation = "" if row.over_seeds is None else f" ± {metric.show(row.over_seeds)}"
+    return metric.show(row.score.mean) + deviation
 
 
-def _from_to(interval: Interval) -> str:
-    """An accuracy's interval in per cent; none where one number is all there is."""
-    nothing = (interval.low, interval.high) == (0.0, 1.0)
-    return "–" if nothing else f"{percent(interval.low)} to {percent(interval.high)}"
+def _from_to(interval: Interval, metric: Metric) -> str:
+    """The interval of a score; none where one number is all there is."""
+    nothing = (interval.low, interval.high) == (metric.low, metric.high)
+    return "–" if nothing else f"{metric.show(interval.low)} to {metric.show(interval.high)}"
 
 
-def _ranked(rows: Sequence[MethodRow]) -> list[str]:
+def _ranked(rows: Sequence[MethodRow], metric: Metric) -> list[str]:
     """Each method's places by mean, by worst decile and, where it is known, by clients gaining over alone."""
-    numbers = [[r.score.mean for r in rows], [r.worst_decile for r in rows]]
+    way = 1.0 if metric.higher else -1.0
+    numbers = [[way * r.score.mean for r in rows], [way * r.worst_decile for r in rows]]
     gaining = [r.share_gaining for r in rows if r.share_gaining is not None]
     by = [ranks(each) for each in [*numbers, *([gaining] if len(gaining) == len(rows) else [])]]
     return [", ".join(str(place) for place in places) for places in zip(*by, strict=True)]
@@ -277,11 +282,11 @@ def _reaching(row: MethodRow, seeds: int) -> str:
     return f"{row.rounds_to_target:g}{some}"
 
 
-def _against(row: MethodRow) -> str:
+def _against(row: MethodRow, metric: Metric) -> str:
     d = row.against_reference
     if d is None:
         return "–"
-    return interval_in_percent(d.interval, sign=True) + ((" ▲" if d.interval.mean > 0 else " ▼") if d.real else "")
+    return shown_interval(d.interval, metric, sign=True) + ((" ▲" if d.interval.mean > 0 else " ▼") if d.real else "")
 
 
 def _p(row: MethodRow) -> str:

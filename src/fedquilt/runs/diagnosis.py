@@ -1,8 +1,8 @@
 """Whether a federation learns at all, and the likeliest cause where it does not.
 
-What it has to beat is the best answer that needs no look at a sample: one class, the same for all clients. A mean
-accuracy within two standard errors of that is chance, and so is one that fell by as much since the first round that was
-measured. The cause is read off the losses that clients had while they trained.
+What it has to beat is the best answer that needs no look at a sample: one class, or the mean target, the same for all
+clients. A mean score within two standard errors of that is chance, and so is one that fell by as much since the first
+round that was measured. The cause is read off the losses that clients had while they trained.
 """
 
 from __future__ import annotations
@@ -12,35 +12,42 @@ from collections.abc import Sequence
 
 from fedquilt.engines.settings import Training
 from fedquilt.results import Row
+from fedquilt.tasks import Classification, Task
 
+_CLASSES = Classification()
 _ERRORS = 2.0  # standard errors that a mean may be off by chance
 _BARELY = 0.9  # a loss above this part of what it was has barely moved
 _FITTED = 0.5  # and one below this part has fallen a lot
 
 
-def trouble(first: Sequence[Row], last: Sequence[Row], chance: float, training: Training, refused: int) -> str | None:
+def trouble(
+    first: Sequence[Row], last: Sequence[Row], chance: tuple[float, float], training: Training, refused: int,
+    task: Task = _CLASSES,
+) -> str | None:  # fmt: skip
     """A sentence on a federation that does not learn, with what to try; None for one that does.
 
-    `first` and `last` are the clients' rows of the first and the last round that were measured, `chance` is the mean
-    accuracy of the best single class, `refused` how many updates were left out since they were not finite.
+    `first` and `last` are the clients' rows of the first and the last round that were measured, `chance` is what the
+    task's simplest answer scores, the best single class say, and its standard error, `refused` how many updates were
+    left out since they were not finite.
 
     >>> row = {"accuracy": 0.34, "samples": 100, "training_loss": 1.09, "round": 5}
-    >>> trouble([row], [row], 0.35, Training(lr=0.001), 0).partition(". Likely cause: ")[0]
+    >>> trouble([row], [row], (0.35, 0.048), Training(lr=0.001), 0).partition(". Likely cause: ")[0]
     'Nothing was learnt: 34.0 % is not clearly more than always naming the commonest class gives (35.0 %)'
     """
     if not last:
         return None
-    now, before = _mean(last), _mean(first)
-    samples = sum(row["samples"] for row in last)
-    margin = _ERRORS * math.sqrt(max(chance * (1 - chance), 0.0) / samples)
-    if now <= chance + margin:
-        told = (
-            f"Nothing was learnt: {100 * now:.1f} % is not clearly more than always naming the commonest class gives "
-        )
-        told += f"({100 * chance:.1f} %)"
-    elif first and first[0]["round"] < last[0]["round"] and now < before - margin:
-        told = f"It got worse: {100 * now:.1f} % after round {last[0]['round']}, "
-        told += f"{100 * before:.1f} % after round {first[0]['round']}"
+    metric, (simplest, error) = task.metric, chance
+    now, before, margin = _mean(last, task.lead), _mean(first, task.lead), _ERRORS * error
+
+    def shown(score: float) -> str:
+        return f"{metric.show(score)}{metric.unit}" if metric.percent else f"{metric.name} {metric.show(score)}"
+
+    if not metric.gain(now, simplest) > margin:  # nor is what is no number
+        told = f"Nothing was learnt: {shown(now)} is not clearly {'more' if metric.higher else 'less'} than "
+        told += f"{task.simplest} gives ({shown(simplest)})"
+    elif first and first[0]["round"] < last[0]["round"] and metric.gain(now, before) < -margin:
+        told = f"It got worse: {shown(now)} after round {last[0]['round']}, "
+        told += f"{shown(before)} after round {first[0]['round']}"
     else:
         return None
     return f"{told}. Likely cause: {_cause(first, last, training, refused)}."
@@ -70,9 +77,10 @@ def _cause(first: Sequence[Row], last: Sequence[Row], training: Training, refuse
     return f"losses of training still fall: {last[0]['round']} rounds are too few, or lr={training.lr:g} is too low"
 
 
-def _mean(rows: Sequence[Row]) -> float:
-    """The mean accuracy of some rows."""
-    return sum(row["accuracy"] for row in rows) / len(rows) if rows else math.nan
+def _mean(rows: Sequence[Row], key: str) -> float:
+    """The mean of a metric over some rows; NaN where one of them has none."""
+    found = [math.nan if row.get(key) is None else row[key] for row in rows]
+    return sum(found) / len(found) if found else math.nan
 
 
 def _training_loss(rows: Sequence[Row]) -> float | None:

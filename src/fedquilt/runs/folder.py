@@ -173,7 +173,7 @@ class RunFolder:
         """Write what a finished run is read for: confusion counts, every client's model, and the summary."""
         tables: dict[str, dict[str, Any]] = {client.name: {} for client in federation.scenario.clients}
         for evaluation in last:
-            if evaluation.split == "test":
+            if evaluation.split == "test" and evaluation.kept.is_sparse:
                 for name, cells in zip(evaluation.clients, evaluation.cells(), strict=True):
                     tables[name][evaluation.readout] = {"classes": federation.scenario.classes, "cells": cells}
         found = {"labels": list(federation.scenario.label_names), "clients": tables}

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedquilt._util.wording import megabytes, percent
+from fedquilt._util.metric import metric_of
+from fedquilt._util.wording import megabytes
 from fedquilt.report.quilt import Quilt
 from fedquilt.results import Row
 
@@ -24,19 +25,21 @@ _CODE = '<pre style="line-height:1.2">{code}</pre>'
 
 def in_words(summary: Mapping[str, Any]) -> str:
     """A summary in a few lines: what ran, what it reached, against what, and at what cost."""
-    s = summary
+    s, metric = summary, metric_of(summary)
+    key, unit = metric.name, metric.unit
     lines = [f"{s['method']} on {s['scenario']}, seed {s['seed']}: {s['clients']} clients, {s['rounds']} rounds"]
-    if s["accuracy_mean"] is None:
+    if s[f"{key}_mean"] is None:
         lines.append(f"nothing was measured on {s['split']} data")
     else:
         lines.append(
-            f"accuracy {percent(s['accuracy_mean'])} ± {percent(s['accuracy_std'])} % on {s['split']} data, read-out "
-            f"'{s['readout']}' (mean ± standard deviation over clients; worst decile "
-            f"{percent(s['accuracy_worst_decile'])})"
+            f"{key} {metric.show(s[f'{key}_mean'])} ± {metric.show(s[f'{key}_std'])}{unit} on {s['split']} data, "
+            f"read-out '{s['readout']}' (mean ± standard deviation over clients; worst decile "
+            f"{metric.show(s[f'{key}_worst_decile'])}{'' if metric.higher else '; lower is better'})"
         )
     if s.get("gain_over_alone") is not None and s["method"] != "local":
         lines.append(
-            f"gain over alone {percent(s['gain_over_alone'], sign=True)} (alone {percent(s['alone_mean'])} %); "
+            f"gain over alone {metric.show(s['gain_over_alone'], sign=True)} (alone {metric.show(s['alone_mean'])}"
+            f"{unit}); "
             f"{100 * s['share_gaining']:.0f} % of the clients gain"
         )
     lines.append(
@@ -59,14 +62,16 @@ def as_frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def drawn(run: Run, path: str | Path | None) -> Figure:
-    """Mean accuracy and mean loss over rounds, side by side, a line a read-out and split."""
+    """The leading metric and the loss over rounds, in the mean, side by side, a line a read-out and split."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise ModuleNotFoundError("drawing curves needs matplotlib: pip install 'fedquilt[plots]'") from None
     figure = Figure(figsize=(9, 3.4), layout="constrained")
-    for axes, key, title in zip(figure.subplots(1, 2), ("accuracy", "loss"), ("accuracy, %", "loss"), strict=True):
-        scale = 100 if key == "accuracy" else 1
+    metric = run.federation.scenario.task.metric
+    lead = f"{metric.name}, %" if metric.percent else metric.name
+    for axes, key, title in zip(figure.subplots(1, 2), (metric.name, "loss"), (lead, "loss"), strict=True):
+        scale = 100 if key == metric.name and metric.percent else 1
         for number, ((readout, split), points) in enumerate(curves(run.rows, key).items()):
             colour = _COLOURS[number // 2 % len(_COLOURS)]
             style = "-" if split == "test" else "--"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from fedquilt.client import Client, ModelBuilder
 from fedquilt.core.federation import Federation
 from fedquilt.data.npz import NotArrays, read_arrays
@@ -24,7 +26,8 @@ def read_client(path: str | Path, federation: Federation, traits: Mapping[str, s
     except (NotArrays, OSError) as error:
         raise ValueError(f"{path} is not an .npz file of plain arrays: {error}") from None
     if {"x", "y"} <= arrays.keys():
-        parts = random_split(arrays["y"], shares=SHARES, seed=federation.seed)
+        kinds = arrays["y"] if federation.scenario.task.has_classes else np.zeros(len(arrays["y"]), dtype=np.int64)
+        parts = random_split(kinds, shares=SHARES, seed=federation.seed)
         splits = {name: (arrays["x"][at], arrays["y"][at]) for name, at in zip(("train", *SPLITS), parts, strict=True)}
     else:
         names = [name for name in ("train", *SPLITS) if {f"x_{name}", f"y_{name}"} <= arrays.keys()]
@@ -54,7 +57,7 @@ def check(client: Client, federation: Federation) -> None:
     if client.name in federation.server.roster.names:
         raise ValueError(f"the run already has a client '{client.name}'; give the newcomer another name")
     classes = federation.scenario.classes
-    if max(client.labels) >= classes:
+    if max(client.labels, default=0) >= classes:
         raise ValueError(
             f"client '{client.name}' has label {max(client.labels)}, but the run knows labels up to {classes - 1}; "
             "leave these samples out, or run again with all clients"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt._util.files import write_text
+from fedquilt._util.metric import ACCURACY, Metric
 from fedquilt._util.plain_values import whole
 from fedquilt.client import Client
 from fedquilt.core.evaluation import look_at, measure
@@ -26,10 +27,10 @@ from fedquilt.core.federation import Federation
 from fedquilt.core.server import Server
 from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
-from fedquilt.engines.metrics import accuracy
 from fedquilt.interface.messages import Instructions, Update, Updates
 from fedquilt.methods import Local
 from fedquilt.readouts import Adapted, EvaluationContext, FineTuned, Readout, Received
+from fedquilt.results import Evaluation
 from fedquilt.runs.checkpoint import restore_federation, write_tensors
 from fedquilt.runs.folder import RunFolder
 from fedquilt.runs.newcomers import check, read_client
@@ -42,8 +43,9 @@ from fedquilt.sharing import MixedUnit, Plan
 class Onboarded:
     """What a newcomer has: the plan with it as the last client, its personal model, and its scores.
 
-    `scores[name][split]` is the accuracy of "received" (its circles' values and its own private units), "adapted"
-    (after its last training), "fine-tuned" (where asked for) and "alone". `personal` names the one that `model` is.
+    `scores[name][split]` is the accuracy (or what else leads, see `metric`) of "received" (its circles' values and its
+    own private units), "adapted" (after its last training), "fine-tuned" (where asked for) and "alone". `personal`
+    names the one that `model` is.
     """
 
     name: str
@@ -54,11 +56,12 @@ class Onboarded:
     scores: Mapping[str, Mapping[str, float]]
     rounds: int  # of local training it took
     rounds_alone: int
+    metric: Metric = ACCURACY
 
     @property
     def gain(self) -> float:
-        """Its personal model's accuracy on its test data, less that of the same client alone."""
-        return self.scores[self.personal]["test"] - self.scores["alone"]["test"]
+        """How much better its personal model is on its test data than the same client alone: above 0 is better."""
+        return self.metric.gain(self.scores[self.personal]["test"], self.scores["alone"]["test"])
 
     @property
     def better(self) -> bool:
@@ -114,6 +117,7 @@ def onboard(
     client = newcomer if isinstance(newcomer, Client) else read_client(newcomer, federation, traits)
     if isinstance(newcomer, Client) and traits is not None:
         raise ValueError(f"client '{client.name}' has traits of its own; give traits only with a file")
+    client = federation.scenario.task.take(client)
     check(client, federation)
     guest = _Guest(client, federation)
     guest.introduce(settled)
@@ -124,8 +128,9 @@ def onboard(
     rounds_alone = max(federation.training.rounds, guest.rounds + fine_tune)
     scores["alone"] = alone(client, federation, rounds_alone)
     personal = "fine-tuned" if fine_tune else "received"
+    rounds, metric = guest.rounds + fine_tune, federation.scenario.task.metric
     return Onboarded(
-        client.name, guest.server.plan, guest.circles(), model, personal, scores, guest.rounds + fine_tune, rounds_alone
+        client.name, guest.server.plan, guest.circles(), model, personal, scores, rounds, rounds_alone, metric
     )
 
 
@@ -151,7 +156,7 @@ class _Guest:
         self.number = len(scenario.clients)
         terms = Terms(
             federation.method, federation.training, scenario.classes, federation.seed, scenario.common,
-            scenario.public_test,
+            scenario.public_test, scenario.task,
         )  # fmt: skip
         self.simulation = Simulation([client], terms, federation.device, "sequential", numbers=[self.number])
         self.server = self._welcomed(Updates(federation.round, ()))
@@ -231,9 +236,9 @@ class _Guest:
 
 
 def alone(client: Client, federation: Federation, rounds: int) -> dict[str, float]:
-    """The same client, trained by itself for so many rounds: its accuracy on its validation and test data."""
+    """The same client, trained by itself for so many rounds: its scores on its validation and test data."""
     scenario = federation.scenario
-    terms = Terms(Local(), federation.training, scenario.classes, federation.seed)
+    terms = Terms(Local(), federation.training, scenario.classes, federation.seed, task=scenario.task)
     simulation = Simulation([client], terms, federation.device, "sequential")
     for at in range(1, rounds + 1):
         simulation.run(Instructions(at, (0,), (), (), {}))
@@ -242,8 +247,9 @@ def alone(client: Client, federation: Federation, rounds: int) -> dict[str, floa
 
 
 def _scores(look: EvaluationContext, readouts: Sequence[Readout]) -> dict[str, dict[str, float]]:
-    """The accuracy of a single client by read-out and split."""
+    """The leading metric, accuracy say, of a single client by read-out and split."""
     scores: dict[str, dict[str, float]] = {}
-    for (name, split), (counts, _) in measure(look, readouts).items():
-        scores.setdefault(name, {})[split] = float(accuracy(counts)[0])
+    for (name, split), found in measure(look, readouts).items():
+        seen = Evaluation(0, name, split, ("newcomer",), found.counts, found.losses, None, look.task, found.own)
+        scores.setdefault(name, {})[split] = seen.score
     return scores

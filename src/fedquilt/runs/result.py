@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedquilt._util.plain_values import python
 from fedquilt.core.federation import Federation, RoundReport
-from fedquilt.results import Evaluation, Row, commonest, final, summarise
+from fedquilt.results import Evaluation, Row, final, summarise
 from fedquilt.runs.diagnosis import trouble
 from fedquilt.runs.looking import as_frame, as_html, drawn, in_words
 from fedquilt.runs.promises import promised
@@ -47,7 +47,8 @@ class Run:
     alone: Run | None = None
     folder: Path | None = None
     earlier: list[Row] = field(default_factory=list)  # rows of the rounds before the run was resumed
-    chance: float = field(default=math.nan, init=False)  # mean accuracy of the best single class on test data
+    # what the simplest answer would score on test data, the best single class say, and the standard error of that
+    chance: tuple[float, float] = field(default=(math.nan, math.nan), init=False)
     _first: list[Row] = field(default_factory=list, init=False, repr=False)  # of the first round that was measured
     _last: dict[tuple[str, str], tuple[int, list[Row]]] = field(default_factory=dict, init=False, repr=False)
 
@@ -66,7 +67,7 @@ class Run:
         """Remember what the best answer without a look at samples would give, where it was measured."""
         for evaluation in evaluations:
             if (evaluation.readout, evaluation.split) == (self.readout, "test"):
-                self.chance = commonest(evaluation)
+                self.chance = evaluation.task.chance(evaluation.kept)
 
     def _first_rows(self) -> list[Row]:
         """The rows of the first round that was measured, with the read-out that results are reported with."""
@@ -113,7 +114,9 @@ class Run:
         return self.federation.model(client)
 
     def predict(self, client: str, x: Any) -> Tensor:
-        """(n,) the classes that a client takes samples (n, ...) for, by the read-out that results are reported with.
+        """(n,) the classes that a client takes samples (n, ...) for, or what else the task is to predict.
+
+        It is the read-out that results are reported with that says so.
 
         Some methods predict with more than `model` has, a mixture of two models say; this is what was measured.
         """
@@ -138,14 +141,14 @@ class Run:
     @property
     def trouble(self) -> str | None:
         """What is wrong and likely why, if the federation does not learn; None where it does."""
-        if not math.isfinite(self.chance):
+        if not math.isfinite(self.chance[0]):
             return None
         federation = self.federation
         refused = int(federation.server.refused.sum())
         first, last = (
             [r for r in rows if "liar" not in r] for rows in (self._first_rows(), self.last_rows(self.readout))
         )
-        return trouble(first, last, self.chance, federation.training, refused)
+        return trouble(first, last, self.chance, federation.training, refused, federation.scenario.task)
 
     # --- looking at it -----------------------------------------------------------------------------------------------
 
@@ -188,7 +191,7 @@ class Run:
             "clients": len(federation.scenario.clients),
             "rounds": federation.round,
             **({} if federation.attack is None else {"attack": federation.attack.name, "liars": len(federation.liars)}),
-            **summarise(self.last_rows(self.readout), bar, self.readout),
+            **summarise(self.last_rows(self.readout), bar, self.readout, task=federation.scenario.task),
             "megabytes_up": sum(self.bytes_up) / 1e6,
             "megabytes_down": sum(self.bytes_down) / 1e6,
             "seconds": self.seconds,

@@ -69,6 +69,7 @@ def describe(
         "threads": torch.get_num_threads(),
         "clients": [client.name for client in scenario.clients],
         "label_names": list(scenario.label_names),
+        **scenario.task.stated,
         "fingerprint": checksum,
         "model_code": code,
         "versions": {
@@ -82,9 +83,8 @@ def describe(
 
 def identity(settings: Mapping[str, Any]) -> str:
     """A checksum of those settings that the results of a run follow from; a checkpoint carries it."""
-    decisive = {key: settings.get(key) for key in _DECIDES} | {
-        k: settings[k] for k in ("attack", "dp") if k in settings
-    }
+    decisive = {key: settings.get(key) for key in _DECIDES}
+    decisive |= {key: settings[key] for key in ("attack", "dp", "task") if key in settings}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
@@ -269,7 +269,8 @@ def fingerprint(scenario: Scenario) -> str:
         for start, change in client.changes.items():
             add((start, change.labels), change.train if isinstance(change.train, Split) else None)
     held = (scenario.common, scenario.public_test)
-    add("server", *(samples for samples in held if not isinstance(samples, ByTrait)))
+    said = "".join(("server", *map(str, scenario.task.stated.items())))
+    add(said, *(samples for samples in held if not isinstance(samples, ByTrait)))
     for samples in held:
         if isinstance(samples, ByTrait):
             add((samples.trait, list(samples.forms)), *samples.forms.values())

@@ -23,16 +23,19 @@ from fedquilt.runs.settings import method_to
 
 
 def scores(report: RoundReport) -> dict[str, float]:
-    """The numbers of a round by name: accuracies by read-out and split, their worst decile, and megabytes."""
+    """The numbers of a round by name: metrics by read-out and split, the worst decile, and megabytes."""
     found: dict[str, float] = {}
     for evaluation in report.evaluations:
         rows = [row for row in evaluation.rows() if "liar" not in row]
         if rows:
             name = f"{evaluation.readout}/{evaluation.split}"
-            accuracies = [row["accuracy"] for row in rows]
-            found[f"accuracy/{name}"] = sum(accuracies) / len(rows)
-            found[f"worst_decile/{name}"] = worst_decile(accuracies)
-            found[f"f1/{name}"] = sum(row["f1"] for row in rows) / len(rows)
+            task = evaluation.task
+            for key in [metric.name for metric in task.all_metrics]:
+                known = [row[key] for row in rows if row.get(key) is not None]
+                if known:
+                    found[f"{key}/{name}"] = sum(known) / len(known)
+                if known and key == task.lead:
+                    found[f"worst_decile/{name}"] = worst_decile(known, task.metric.higher)
     found["megabytes/up"] = report.traffic.total_up / 1e6
     found["megabytes/down"] = report.traffic.total_down / 1e6
     found["seconds"] = report.seconds

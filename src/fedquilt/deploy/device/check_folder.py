@@ -12,17 +12,19 @@ from fedquilt.deploy.project import Node
 from fedquilt.engines.check_models import check_model
 from fedquilt.families.kinds import Kinds, families
 from fedquilt.families.units import cut
+from fedquilt.tasks import Task, task_from
 
 
-def check_client(client: Client, classes: int) -> None:
-    """Refuses labels that the federation does not have, and a model that does not go with the samples."""
-    if classes and max(client.labels) >= classes:
+def check_client(client: Client, classes: int, task: Task) -> None:
+    """Refuses targets that the federation does not have, and a model that does not go with the samples."""
+    client = task.take(client)
+    if task.has_classes and classes and max(client.labels) >= classes:
         raise ValueError(
             f"client '{client.name}' has label {max(client.labels)}, but the labels of this federation go from 0 to "
             f"{classes - 1}; look for a slip in its data file"
         )
     family = families({0: Kinds().of(client.model(), cut, client.train)})[0]
-    check_model(family, [client], classes or 10**9, torch.device("cpu"))
+    check_model(family, [client], classes or 10**9, torch.device("cpu"), task)
 
 
 def check(folder: Path, data: Path) -> str | None:
@@ -30,12 +32,11 @@ def check(folder: Path, data: Path) -> str | None:
     try:
         node = Node.read(folder)
         client = load_client(node, data)
-        check_client(client, node.classes)
+        task = task_from(node.task)
+        check_client(client, node.classes, task)
         allowed_methods(node)
     except Exception as error:
         return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-    print(
-        f"client '{client.name}': {client.samples} training samples, labels {', '.join(map(str, client.labels))}",
-        flush=True,
-    )
+    told = f"labels {', '.join(map(str, client.labels))}" if task.has_classes else task.kind
+    print(f"client '{client.name}': {client.samples} training samples, {told}", flush=True)
     return None

@@ -164,13 +164,14 @@ def go_to(simulation: Simulation, round_: int) -> None:
 
 def evaluate(
     simulation: Simulation, down: Instructions, readouts: list[str], memory: dict[str, Tensor], last: bool
-) -> tuple[dict[str, dict[str, list[list[int]]]], dict[str, dict[str, float | None]]]:
-    """The client's own scores of the round before, by read-out and split: counts by class; losses."""
+) -> tuple[dict[str, dict[str, list[list[float]]]], dict[str, dict[str, float | None]]]:
+    """The client's own scores of the round before, by read-out and split: counts by class, or sums; losses."""
     known = [readout for readout in map(named, readouts) if readout is not None]
-    counts: dict[str, dict[str, list[list[int]]]] = {}
+    counts: dict[str, dict[str, list[list[float]]]] = {}
     losses: dict[str, dict[str, float | None]] = {}
     for (name, split), found in measure(look_at(simulation, down, memory, last), known).items():
-        counts.setdefault(name, {})[split] = found.counts[0].to_dense().tolist()
+        mine = found.counts[0].to_dense() if found.counts.is_sparse else found.counts[0]
+        counts.setdefault(name, {})[split] = mine.tolist()
         losses.setdefault(name, {})[split] = None if found.losses is None else finite(float(found.losses[0]))
     return counts, losses
 

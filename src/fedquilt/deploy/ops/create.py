@@ -17,6 +17,7 @@ from fedquilt.deploy.names import check_names
 from fedquilt.deploy.ops import keys
 from fedquilt.deploy.project import Address, FederationSpec, Node, Project, Rounds, Transfer
 from fedquilt.families.common import form_for
+from fedquilt.tasks import Task
 
 if TYPE_CHECKING:
     from fedquilt.client import Client, Split
@@ -65,6 +66,7 @@ def create_from_scenario(
         common="common.npz" if scenario.common is not None else "",
         public_test="public_test.npz" if scenario.public_test is not None else "",
         origin=dict(scenario.origin),
+        task=_task(scenario.task),
     )
     names = [client.name for client in scenario.clients]
     project = _skeleton(folder, names, Project(folder, server or Address(), rounds or Rounds(), transfer or Transfer(),
@@ -181,7 +183,18 @@ def client_folder(
         model,
         changes,
         classes=project.spec.classes,
+        task=project.spec.task,
     ).write()
+
+
+def _task(task: Task) -> Mapping[str, Any]:
+    """A task as text; devices run no loss or metric that is not in their library."""
+    if not task.usual:
+        raise ValueError(
+            f"the task {task.kind} has a loss or metrics of your own, which devices would have to be sent as code; "
+            f"deploy with one of the library's losses: {', '.join(task.known_losses)}"
+        )
+    return dict(task.stated.get("task", {}))
 
 
 def _take_along(file: Path | None, project: Project, client: str) -> None:

@@ -18,6 +18,7 @@ from fedquilt.methods.find import source_of
 from fedquilt.privacy import Privacy, found
 from fedquilt.runs.rebuilding import make_method
 from fedquilt.runs.rule_texts import rule_from
+from fedquilt.tasks import task_from
 
 
 def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
@@ -34,6 +35,7 @@ def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
             f"the code of the method '{method.name}' is not that which the run {spec['run']} was begun with; put it "
             "back, or start a new run"
         )
+    task = task_from(project.spec.task)
     files = (project.spec.common, project.spec.public_test)
     common, public_test = (read_common(project.folder / file) if file else None for file in files)
     privacy = Privacy.of(spec.get("dp"))
@@ -42,7 +44,7 @@ def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
             raise ValueError("dp: [transfer] dtype=float16 rounds updates after they were clipped; set it to float32")
         check_method(privacy, method, method.local(), rule_from(spec.get("merge") or {"name": "mean"}), training, ())
         privacy = found(privacy, uses(privacy, training, ()), training.rounds)
-    return Terms(method, training, project.spec.classes, spec.get("seed", 0), common, public_test, privacy)
+    return Terms(method, training, project.spec.classes, spec.get("seed", 0), common, public_test, privacy, task)
 
 
 def architecture(project: Project, name: str) -> Callable[[int], Callable[[], nn.Module] | None]:

@@ -99,7 +99,14 @@ def make_federation(
     clients = stubs(project, declared, say)
     names = project.spec.label_names or tuple(str(label) for label in range(project.spec.classes))
     scenario = Scenario(
-        project.spec.scenario, clients, terms.training, terms.common, terms.public_test, names, project.spec.origin
+        project.spec.scenario,
+        clients,
+        terms.training,
+        terms.common,
+        terms.public_test,
+        names,
+        project.spec.origin,
+        terms.task,
     )
     return Federation(
         scenario, terms.method, terms.training, terms.seed, "cpu",

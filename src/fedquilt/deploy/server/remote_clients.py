@@ -110,8 +110,9 @@ class RemoteClients:
             asked = self._ask(range(len(self.names)), 0, server.round + 1)
             downs = {number: server.instructions([number]) for number in asked}
             self._letters(server, downs, readouts, 1, last=True)
-        classes, trained = self.stubs.terms.classes, self._trained[last]
-        return evaluations(server.round - (not last), readouts, self.names, classes, self._said, trained)
+        terms, trained = self.stubs.terms, self._trained[last]
+        of_round = server.round - (not last)
+        return evaluations(of_round, readouts, self.names, terms.classes, self._said, trained, terms.task)
 
     def introduction(self, server: Server, down: Instructions) -> list[Update]:
         """What a newcomer has to show: one letter, whose outcome the client forgets again; nothing where none came."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedquilt.interface.readout import SPLITS, Readout
 from fedquilt.results import Evaluation
+from fedquilt.tasks import Classification, Task
 
 Said = Mapping[str, Any]  # counts and losses, by read-out and split
 Losses = Mapping[str, float]
@@ -18,23 +19,26 @@ Losses = Mapping[str, float]
 
 def evaluations(
     round_: int, readouts: Sequence[Readout], names: Sequence[str], classes: int, said: Mapping[int, Said],
-    trained: Losses,
+    trained: Losses, task: Task | None = None,
 ) -> list[Evaluation]:  # fmt: skip
     """The clients' own scores after a round, by their numbers, as the core's results; who did not answer has none.
 
     `trained` are losses of training, by name.
     """
-    found = []
+    found, task = [], task or Classification()
     training = torch.tensor([trained.get(name, math.nan) for name in names], dtype=torch.float64)
     for readout in readouts:
         for split in SPLITS:
-            table = torch.zeros(len(names), classes, classes, dtype=torch.int64)
+            table = torch.zeros(len(names), *task.counts_shape(classes), dtype=task.counted)
             losses = torch.full_like(training, math.nan)
             for number, own in said.items():
-                table[number] = _counts(own.get("counts"), readout.name, split, classes)
+                table[number] = _counts(own.get("counts"), readout.name, split, table[number])
                 losses[number] = loss_of(own.get("losses"), readout.name, split)
             if bool(table.any()):
-                found.append(Evaluation(round_, readout.name, split, tuple(names), table.to_sparse(), losses, training))
+                counts = table if table.is_floating_point() else table.to_sparse()
+                found.append(
+                    Evaluation(round_, readout.name, split, tuple(names), counts, losses, training, task)
+                )  # fmt: skip
     return found
 
 
@@ -48,11 +52,13 @@ def loss_of(own: Any, *keys: str) -> float:
         return math.nan
 
 
-def _counts(own: Any, readout: str, split: str, classes: int) -> Tensor:
+def _counts(own: Any, readout: str, split: str, nothing: Tensor) -> Tensor:
     """A client's counts, if they are counts at all; a client can spoil its own score only."""
     try:
-        table = torch.tensor(own[readout][split], dtype=torch.int64)
+        table = torch.tensor(own[readout][split], dtype=nothing.dtype)
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError):
-        return torch.zeros(classes, classes, dtype=torch.int64)
-    good = table.shape == (classes, classes) and bool((table >= 0).all()) and bool((table < 2**31).all())
-    return table if good else torch.zeros(classes, classes, dtype=torch.int64)
+        return nothing
+    if table.shape != nothing.shape:
+        return nothing
+    good = torch.isfinite(table) if table.is_floating_point() else (table >= 0) & (table < 2**31)
+    return table if bool(good.all()) and (not table.is_floating_point() or bool((table[0] >= 0).all())) else nothing

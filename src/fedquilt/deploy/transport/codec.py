@@ -24,6 +24,7 @@ from fedquilt.methods import Method
 from fedquilt.methods.find import address_of, in_library, source_of
 from fedquilt.privacy import Privacy
 from fedquilt.runs.settings import method_to
+from fedquilt.tasks import task_from
 
 Arrays = dict[str, NDArray[Any]]
 Text = dict[str, Any]
@@ -183,6 +184,7 @@ def write_terms(terms: Terms) -> Text:
         "classes": terms.classes,
         "seed": terms.seed,
         **({} if terms.privacy is None else {"dp": terms.privacy.text}),
+        **terms.task.stated,
     }
 
 
@@ -190,7 +192,8 @@ def read_terms(text: Mapping[str, Any], common: Any, public_test: Any, allowed: 
     """The terms that `write_terms` wrote, with the public samples that the device holds."""
     training = Training(**values_of(text["training"]))
     method = read_method(text["method"], allowed)
-    return Terms(method, training, text["classes"], text["seed"], common, public_test, Privacy.of(text.get("dp")))
+    task, privacy = task_from(text.get("task", {})), Privacy.of(text.get("dp"))
+    return Terms(method, training, text["classes"], text["seed"], common, public_test, privacy, task)
 
 
 def read_method(text: Mapping[str, Any], allowed: Allowed) -> Method:

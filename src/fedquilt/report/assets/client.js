@@ -38,7 +38,9 @@ function history(i) {
   if (!d.history) return null;
   const all = unpack(d.history),
     n = d.rounds.length;
-  return Array.from(all.subarray(state.client * n, (state.client + 1) * n), v => (v === 65535 ? null : v / 65534));
+  return Array.from(all.subarray(state.client * n, (state.client + 1) * n), v =>
+    d.history.type === "f4" ? v : v === 65535 ? null : v / 65534,
+  );
 }
 function measures() {
   if (!detail().f) return null;
@@ -59,7 +61,7 @@ function confusion() {
 const oneClient = () => [
   figure({
     id: "client-over-rounds",
-    title: "Accuracy over rounds",
+    title: `${metricName()} over rounds`,
     text: "This client under each method, mean over seeds.",
     draw() {
       const data = scenario()
@@ -72,13 +74,13 @@ const oneClient = () => [
           mode: scenario().details[i].rounds.length > 1 ? "lines" : "markers",
           line: { color: lineColour(i), width: i === state.detail ? 2.8 : 1.4, dash: dash(i) },
           opacity: i === state.detail ? 1 : 0.65,
-          hovertemplate: "%{y:.1f} %",
+          hovertemplate: `%{y:${format()}}${metricUnit()}`,
         }));
       if (!data.length) return "No rounds have been evaluated yet.";
       return {
         data,
-        label: `Accuracy of client ${scenario().clients[state.client]} over rounds.`,
-        layout: layout(300, axis("round"), axis("accuracy, %"), { hovermode: "x unified" }),
+        label: `${metricName()} of client ${scenario().clients[state.client]} over rounds.`,
+        layout: layout(300, axis("round"), axis(metricAxis()), { hovermode: "x unified" }),
       };
     },
     numbers() {
@@ -88,7 +90,7 @@ const oneClient = () => [
           rows.push([scenario().clients[state.client], m.name, scenario().details[i].rounds[k], a]),
         ),
       );
-      return { head: ["client", "method", "round", "accuracy"], rows };
+      return { head: ["client", "method", "round", metric().name], rows };
     },
   }),
   figure({

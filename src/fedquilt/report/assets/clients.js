@@ -5,18 +5,18 @@ const finals = i => view().methods[i] && unpack(view().methods[i].final);
 function spread() {
   return figure({
     id: "spread-over-clients",
-    title: "Accuracy of each client",
+    title: `${metricName()} of each client`,
     text: "One dot a client (mean over seeds); box: quartiles and median.",
     draw() {
       const rows = shown();
-      if (!rows.length) return "No accuracies yet.";
+      if (!rows.length) return "No scores yet.";
       const data = rows.map((i, k) => {
         const values = Array.from(finals(i)),
           known = values.map((v, c) => c).filter(c => !Number.isNaN(values[c]));
         return {
           type: "box",
           orientation: "h",
-          x: known.map(c => 100 * values[c]),
+          x: known.map(c => factor() * values[c]),
           y: known.map(() => rows.length - 1 - k),
           name: escaped(scenario().methods[i].name, 40),
           text: known.map(c => escaped(scenario().clients[c])),
@@ -32,19 +32,19 @@ function spread() {
             symbol: MARKERS[i % MARKERS.length],
           },
           hoveron: "points",
-          hovertemplate: "%{text}<br>%{x:.1f} %<extra></extra>",
+          hovertemplate: `%{text}<br>%{x:${format()}}${metricUnit()}<extra></extra>`,
         };
       });
       const middle = i => median(Array.from(finals(i)).filter(v => !Number.isNaN(v)));
       return {
         data,
         label:
-          "Spread of accuracy over clients. Medians: " +
-          rows.map(i => `${methodNames()[i]} ${percent(middle(i))}`).join(", ") +
+          `Spread of ${metric().name} over clients. Medians: ` +
+          rows.map(i => `${methodNames()[i]} ${score(middle(i))}`).join(", ") +
           ".",
         layout: layout(
           Math.max(300, 70 + 62 * rows.length),
-          axis("accuracy, %"),
+          axis(metricAxis()),
           axis("", {
             tickvals: rows.map((_, k) => rows.length - 1 - k),
             ticktext: rows.map(i => escaped(methodNames()[i], phone() ? 12 : 22)),
@@ -73,7 +73,7 @@ function gains() {
   return figure({
     id: "gain-over-alone",
     title: "Each client's gain over alone",
-    text: "Points of accuracy above (or below) what the same client reaches by itself, from the greatest loss to the greatest gain.",
+    text: `${metric().percent ? "Points of " : ""}${metric().name} better (or worse) than what the same client reaches by itself, from the greatest loss to the greatest gain.`,
     controls: () => [
       choice("Method", methodNames(), state.gain, i => {
         state.gain = i;
@@ -91,12 +91,12 @@ function gains() {
         type: "bar",
         name,
         x: part.map(([, , k]) => k),
-        y: part.map(([g]) => 100 * g),
+        y: part.map(([g]) => factor() * g),
         marker: { color: colour },
         customdata: part.map(([, c]) => c),
         text: part.map(([, c]) => escaped(scenario().clients[c])),
         textposition: "none",
-        hovertemplate: "%{text}<br>%{y:+.1f} points<extra></extra>",
+        hovertemplate: `%{text}<br>%{y:${format("+")}}${metric().percent ? " points" : ""}<extra></extra>`,
       });
       const ranked = all.map(([g, c], k) => [g, c, k + 1]);
       return {
@@ -116,7 +116,7 @@ function gains() {
         layout: layout(
           Math.max(300, 20 + 62 * shown().length),
           axis(`clients: ${text}`, { showticklabels: false, showgrid: false, ticks: "" }),
-          axis("points over alone", { zeroline: true, zerolinecolor: css("--soft") }),
+          axis(metric().percent ? "points over alone" : "gain over alone", { zeroline: true, zerolinecolor: css("--soft") }),
           { bargap: all.length > 120 ? 0 : 0.18, barmode: "overlay" },
         ),
       };

@@ -49,8 +49,18 @@ function unpack(array) {
   return unpackedArrays.get(array);
 }
 
-const percent = (value, digits = 1) => (value == null || Number.isNaN(value) ? "–" : (100 * value).toFixed(digits));
-const scaled = values => Array.from(values, v => (v == null || Number.isNaN(v) ? null : 100 * v));
+// Scores as their metric is shown: shares in per cent, others as they are.
+const metric = () => scenario().metric;
+const metricName = () => metric().name[0].toUpperCase() + metric().name.slice(1);
+const metricAxis = () => (metric().percent ? `${metric().name}, %` : metric().name);
+const factor = () => (metric().percent ? 100 : 1);
+const metricUnit = () => (metric().percent ? " %" : "");
+const format = (sign = "") => (metric().percent ? `${sign}.1f` : `${sign}.4~g`);
+function score(value) {
+  if (value == null || Number.isNaN(value)) return "–";
+  return metric().percent ? (100 * value).toFixed(1) : String(Number(value.toPrecision(4)));
+}
+const scaled = values => Array.from(values, v => (v == null || Number.isNaN(v) ? null : factor() * v));
 function amount(value) {
   if (value == null) return "–";
   return value >= 100 ? Math.round(value).toLocaleString("en-GB") : String(Number(value.toPrecision(3)));

@@ -1,4 +1,4 @@
-// Learning: accuracy over rounds with a band over seeds, and against the megabytes moved and virtual time.
+// Learning: the leading metric over rounds with a band over seeds, and against the megabytes moved and virtual time.
 function curveTraces(x) {
   const traces = [];
   for (const i of shown()) {
@@ -31,8 +31,8 @@ function curveTraces(x) {
       customdata: m.rounds,
       hovertemplate:
         x === "rounds"
-          ? "%{y:.1f} %"
-          : `${name}<br>%{y:.1f} % after %{x:.4~g} ${x === "clock" ? "s" : "MB"}, round %{customdata}<extra></extra>`,
+          ? `%{y:${format()}}${metricUnit()}`
+          : `${name}<br>%{y:${format()}}${metricUnit()} after %{x:.4~g} ${x === "clock" ? "s" : "MB"}, round %{customdata}<extra></extra>`,
     });
   }
   return traces;
@@ -57,7 +57,7 @@ function endings() {
   return shown()
     .map(i => {
       const m = view().methods[i];
-      return `${scenario().methods[i].name} ${percent(m.mean[m.mean.length - 1])} per cent`;
+      return `${scenario().methods[i].name} ${score(m.mean[m.mean.length - 1])}${metric().percent ? " per cent" : ""}`;
     })
     .join(", ");
 }
@@ -79,21 +79,21 @@ function curveNumbers() {
       ]),
     );
   }
-  const head = ["method", "read-out", "round", "accuracy", "lowest seed", "highest seed", "loss", "megabytes", "virtual seconds"];
+  const head = ["method", "read-out", "round", metric().name, "lowest seed", "highest seed", "loss", "megabytes", "virtual seconds"];
   return { head, rows };
 }
 const learning = () => [
   figure({
     id: "accuracy-over-rounds",
-    title: "Accuracy over rounds",
+    title: `${metricName()} over rounds`,
     text: "Mean over clients. Lines: mean over seeds; bands: from the lowest to the highest seed.",
     draw() {
       const data = curveTraces("rounds");
       if (!data.length) return "No rounds have been evaluated yet.";
       return {
         data,
-        label: `Accuracy over rounds. At the end: ${endings()}.`,
-        layout: layout(340, axis("round"), axis("accuracy, %"), { hovermode: "x unified" }),
+        label: `${metricName()} over rounds. At the end: ${endings()}.`,
+        layout: layout(340, axis("round"), axis(metricAxis()), { hovermode: "x unified" }),
       };
     },
     numbers: curveNumbers,
@@ -101,7 +101,7 @@ const learning = () => [
   figure({
     id: "loss-over-rounds",
     title: "Loss over rounds",
-    text: "Mean cross-entropy over clients and seeds, on the samples that accuracy is measured on.",
+    text: `Mean loss over clients and seeds, on the samples that ${metric().name} is measured on.`,
     draw() {
       const data = lossTraces();
       if (!data.length) return "These runs did not record losses, or predict by classes alone.";
@@ -115,15 +115,15 @@ const learning = () => [
   }),
   figure({
     id: "accuracy-against-megabytes",
-    title: "Accuracy against data moved",
+    title: `${metricName()} against data moved`,
     text: "Megabytes sent and received by all clients together, so far.",
     draw() {
       const data = curveTraces("megabytes");
       if (!data.length) return "These runs did not record what they moved.";
       return {
         data,
-        label: `Accuracy against megabytes moved. At the end: ${endings()}.`,
-        layout: layout(340, axis("megabytes, all clients", { rangemode: "tozero" }), axis("accuracy, %")),
+        label: `${metricName()} against megabytes moved. At the end: ${endings()}.`,
+        layout: layout(340, axis("megabytes, all clients", { rangemode: "tozero" }), axis(metricAxis())),
       };
     },
     numbers: curveNumbers,
@@ -150,7 +150,7 @@ const overTime = () =>
 // The comparison at the top: the table as the library prints it, with signs explained below.
 function comparison() {
   const table = view().table;
-  if (!table) return el("p", { class: "empty" }, "No accuracies to compare yet.");
+  if (!table) return el("p", { class: "empty" }, "No scores to compare yet.");
   const cell = ([text, bold]) => {
     const mark = text.endsWith("▲") ? "up" : text.endsWith("▼") ? "down" : null;
     const body = mark ? el("span", { class: mark }, text) : text;
@@ -207,7 +207,7 @@ function facts() {
   return el(
     "dl",
     { class: "facts" },
-    best ? fact("Most accurate", best.name, percent(best.accuracy) + " %") : "",
+    best ? fact(metric().name === "accuracy" ? "Most accurate" : `Best ${metric().name}`, best.name, score(best.score) + metricUnit()) : "",
     best && best.gaining !== null && !lone
       ? fact("Clients it helps", Math.round(100 * best.gaining) + " %", "over alone")
       : "",

@@ -11,7 +11,7 @@ const section = (id, title, lead, ...content) =>
 function runsTable() {
   const fields = [
     ["rounds", "rounds"],
-    ["accuracy_mean", "accuracy"],
+    ["score", metric().name],
     ["epsilon", "epsilon"],
     ["megabytes_up", "MB sent"],
     ["megabytes_down", "MB received"],
