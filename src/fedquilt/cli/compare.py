@@ -92,13 +92,15 @@ def compare(
     reference = dict(zip(methods, names, strict=True)).get(reference or "", reference)  # as it was written above
     if reference is not None and reference not in names:
         raise Refused(did_you_mean(reference, names, "method in this comparison"))
-    if target is not None and not target > 0:
-        raise Refused(f"--target {target}: give a score above 0, an accuracy at most 1")
     if jobs is not None and jobs < 1:
         raise Refused(f"--jobs {jobs}: give at least 1")
     opt.check_checkpoints(checkpoint_every)
     everybody = [*methods, *([ALONE] if alone and ALONE not in names else [])]
     todo = sweep(scenario, everybody, choices, sweeps or ())
+    if target is not None and not 0 < target <= 1:  # above 1 there are other scores than accuracies
+        metric = todo[0].build().task.metric
+        if not metric.low < target <= metric.high:
+            raise Refused(f"--target {target}: give {metric.name} above {metric.low:g} and at most {metric.high:g}")
     folder = to or Path("runs") / f"compare-{Path(scenario.partition(':')[0]).stem}"
     refused = do(todo, folder, jobs, checkpoint_every, watch, forgiving=ALL in asked)
     todo, names = [job for job in todo if job.name not in refused], [name for name in names if name not in refused]
