@@ -133,15 +133,15 @@ const learning = () => [
 const overTime = () =>
   figure({
     id: "accuracy-over-time",
-    title: "Accuracy over virtual time",
+    title: `${metricName()} over virtual time`,
     text: "Seconds that rounds would take on the hardware that clients declare: receiving, training, sending, and waiting.",
     draw() {
       const data = curveTraces("clock");
       if (!data.length) return "The clients of these methods declare no hardware.";
       return {
         data,
-        label: `Accuracy over virtual time. At the end: ${endings()}.`,
-        layout: layout(340, axis("virtual seconds", { rangemode: "tozero" }), axis("accuracy, %")),
+        label: `${metricName()} over virtual time. At the end: ${endings()}.`,
+        layout: layout(340, axis("virtual seconds", { rangemode: "tozero" }), axis(metricAxis())),
       };
     },
     numbers: curveNumbers,
