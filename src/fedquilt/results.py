@@ -28,9 +28,9 @@ class Evaluation:
     kept: Tensor  # the counts; by class as a sparse tensor: they are nearly all 0, and a run keeps every round
     losses: Tensor | None = None  # (K,) mean loss of each client; None where a read-out names classes only
     training: Tensor | None = None  # (K,) mean loss over the steps of its last training; NaN for who was not chosen
-    liars: tuple[int, ...] = ()  # the numbers of clients that an attack has: their rows are marked, and not counted
     task: Task = _CLASSES
     own: Tensor | None = None  # (K, metrics) of a user's own
+    liars: tuple[int, ...] = ()  # the numbers of clients that an attack has: their rows are marked, and not counted
 
     @property
     def counts(self) -> Tensor:
@@ -84,8 +84,9 @@ class Evaluation:
         values = self.measures().get(self.task.lead)
         if values is None:
             return math.nan
-        values[list(self.liars)] = math.nan
-        return float(values.nanmean())
+        honest = torch.ones(len(values), dtype=torch.bool)
+        honest[list(self.liars)] = False
+        return float(values.where(honest, math.nan).nanmean())
 
 
 def _number(of_clients: Tensor | None, client: int) -> float | None:

@@ -152,10 +152,10 @@ def test_liars_are_marked_and_not_counted(tmp_path: Path) -> None:
     honest = [r["accuracy"] for r in last if r["client"] not in liars]
     assert run.summary["accuracy_mean"] == pytest.approx(sum(honest) / 5)
     assert (run.summary["clients_measured"], run.summary["liars"], run.summary["attack"]) == (5, 1, "gaussian")
-    assert run.evaluations[-1].accuracy == pytest.approx(
+    assert run.evaluations[-1].score == pytest.approx(
         sum(r["accuracy"] for r in run.evaluations[-1].rows() if "liar" not in r) / 5
     )
-    found = read_run(tmp_path / "run").series["received", "test"].accuracy
+    found = read_run(tmp_path / "run").series["received", "test"].score
     assert [bool(torch.tensor(column).isnan().all()) for column in found.T] == [
         c.name in liars for c in scenario.clients
     ]

@@ -91,6 +91,8 @@ class LabelFlip(Attack):
     name: ClassVar[str] = "label-flip"
 
     def client(self, client: Client) -> Client:
+        if not client.labels:
+            raise ValueError(f"the attack '{self.name}' exchanges classes, and client '{client.name}' has none")
         liar = copy(client)
         object.__setattr__(liar, "train", _flipped(client.train, client.labels))
         changes = {}
