@@ -74,7 +74,7 @@ def test_where_nothing_helps_clients_are_left_alone() -> None:
 def test_only_what_is_surely_far_behind_is_hopeless_and_alone_never_is() -> None:
     wild = group("wild", 0.72, 0.72)
     for run in wild.runs:  # behind by 8 points in the mean, but by no means for everybody
-        run.series[VOTE, "validation"].accuracy[-1] += np.where(np.arange(12) % 2, 0.3, -0.3)
+        run.series[VOTE, "validation"].score[-1] += np.where(np.arange(12) % 2, 0.3, -0.3)
     race = [
         group("auto", 0.8, 0.1),
         group("local", 0.2, 0.9),

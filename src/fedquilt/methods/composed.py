@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt._util.suggest import did_you_mean
-from fedquilt.engines.objective import Batch, task_loss, proximal
+from fedquilt.engines.objective import Batch, proximal, task_loss
 from fedquilt.families.parts import Parts
 from fedquilt.interface.me import Me, Values
 from fedquilt.interface.messages import ClientInfo, Roster, Updates
@@ -246,6 +246,7 @@ def _together(first: type[Method], second: type[Method]) -> type[Method]:
             "readout": first.readout,
             "predicts_logits": first.predicts_logits,
             "needs_no_decay": first.needs_no_decay or second.needs_no_decay,
+            "needs_classes": first.needs_classes or second.needs_classes,
         },
     )
 
