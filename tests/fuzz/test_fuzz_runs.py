@@ -106,7 +106,7 @@ def test_a_finished_run_is_read_as_it_was_or_refused(
         assert str(folder) in refused
     else:
         there = read_run(whole)
-        assert all((found.series[key].score == there.series[key].accuracy).all() for key in there.series)
+        assert all((found.series[key].score == there.series[key].score).all() for key in there.series)
         assert found.summary == there.summary
         assert not changed or name.startswith(("checkpoint", "models")), f"a change of {name} was not noticed"
     model, refused = attempt(lambda: fq.load_model(folder, "c1"))

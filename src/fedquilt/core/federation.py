@@ -113,9 +113,7 @@ class Federation:
             readout.check_task(scenario.task)
         privacy = self._accounted(privacy, rule)
         common, public_test = scenario.common, scenario.public_test
-        self.terms = Terms(
-            method, self.training, scenario.classes, seed, common, public_test, privacy, scenario.task
-        )
+        self.terms = Terms(method, self.training, scenario.classes, seed, common, public_test, privacy, scenario.task)
         self.secret = seed if secret is None else secret  # what participants and noise of privacy are drawn by
         self.attack = None if attack is None else with_python_settings(attack)
         trusted = trusted_names(rule)

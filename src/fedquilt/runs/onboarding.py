@@ -156,7 +156,7 @@ class _Guest:
         self.number = len(scenario.clients)
         terms = Terms(
             federation.method, federation.training, scenario.classes, federation.seed, scenario.common,
-            scenario.public_test, scenario.task,
+            scenario.public_test, task=scenario.task,
         )  # fmt: skip
         self.simulation = Simulation([client], terms, federation.device, "sequential", numbers=[self.number])
         self.server = self._welcomed(Updates(federation.round, ()))
