@@ -117,6 +117,16 @@ def test_a_glitch_is_nobodys_business(project: Project, monkeypatch: pytest.Monk
     assert "is busy" in (folder / "node.log").read_text()
 
 
+def test_a_full_disk_ends_no_loop(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a soak found: a line for the log that could not be written ended the loop, and the heart went on beating."""
+    folder = project.client_folder("client-0")
+    (folder / "node.log").unlink(missing_ok=True)
+    (folder / "node.log").mkdir()  # no line can be written there, whoever tries
+    script, said = play(project, monkeypatch, [b"1", refusal(503), httpx.ConnectError("refused"), b"2"])
+    assert script.answers == [b"answer to 1", b"answer to 2"]
+    assert said[-1] == "the server is there"
+
+
 def test_the_servers_own_words_reach_the_owner(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     _, said = play(
         project, monkeypatch, [refusal(401, "the device's clock is 70 s ahead of the server's; set it right")]

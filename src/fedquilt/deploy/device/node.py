@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -58,10 +58,11 @@ class ClientLoop:
         self._since: float | None = None  # when trouble began
 
     def note(self, text: str) -> None:
-        """A line in the client's own log, with its time."""
-        rotate(self.log)
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.now().isoformat(' ', 'seconds')} {text}\n")
+        """A line in the client's own log, with its time; where the disk is full, it goes without."""
+        with suppress(OSError):
+            rotate(self.log)
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(f"{datetime.now().isoformat(' ', 'seconds')} {text}\n")
 
     def run(self) -> None:
         """Until it is over: comes in, takes letters, and tries again whatever happens."""
@@ -139,7 +140,10 @@ def serve(folders: Sequence[Path], all_data: Sequence[Path]) -> None:
     for thread in threads:
         thread.start()
     while not ended.wait(BEAT_EVERY / 2):
-        (folders[0] / BEAT).touch()  # whoever started this process sees that it moves
+        with suppress(OSError):
+            (folders[0] / BEAT).touch()  # whoever started this process sees that it moves
+        if not all(thread.is_alive() for thread in threads):
+            os._exit(1)  # a client without its loop would look as if it were there
     for loop in loops:
         loop.over.set()
     end = time.monotonic() + 5

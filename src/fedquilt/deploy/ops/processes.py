@@ -123,12 +123,14 @@ class Service:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def wait_until(self, ready: Callable[[], bool], what: str, patience: float = _PATIENCE) -> None:
-        """Waits until `ready()`, or says what went wrong with the end of the log."""
+        """Waits until `ready()`, or ends the process and says what went wrong with the end of the log."""
         end = time.monotonic() + patience
         while not ready():
             if not self.alive:
+                self.kill()
                 raise Failed(f"{self.name} ended while {what}; the end of {self.log}:\n{self.tail()}")
             if time.monotonic() > end:
+                self.kill()
                 raise TimeoutError(f"{self.name}: {what} took more than {patience:.0f} s; see {self.log}")
             time.sleep(0.1)
 

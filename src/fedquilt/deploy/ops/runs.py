@@ -20,7 +20,7 @@ from fedquilt.deploy.ops.processes import Failed
 from fedquilt.deploy.ops.superlink import SuperLink
 from fedquilt.deploy.project import Project
 from fedquilt.deploy.server.agreement import make_terms
-from fedquilt.deploy.server.run_folder import CHECKPOINT, LETTERS, LOG, STATUS, RemoteRunFolder
+from fedquilt.deploy.server.run_folder import CHECKPOINT, LETTERS, STATUS, RemoteRunFolder
 from fedquilt.methods.find import address_of, find, in_library, source_of
 
 SPEC, LED = "deploy.json", "led.json"
@@ -234,8 +234,7 @@ def follow(
                 raise Failed(f"the server has not answered for {_PATIENCE:.0f} s; {again}{_go_on(folder)}")
             over = (status or "").startswith("finished") or (status is not None and leader.lost())
             if over and read_state(folder).get("state") not in ("finished", "failed"):
-                said = last_words(folder) or "its leader is gone"
-                raise CutOff(f"the run {spec['run']} is over before its end: {said}", _go_on(folder))
+                raise CutOff(f"the run {spec['run']} is over before its end: its leader is gone", _go_on(folder))
         time.sleep(poll)
 
 
@@ -259,12 +258,6 @@ def _asked(project: Project, number: int) -> str | None:
             return operator.status(number)
     except (httpx.HTTPError, ConnectionError, KeyError):
         return None
-
-
-def last_words(folder: Path) -> str:
-    """The last line of the log of a run's leader."""
-    lines = _text(folder / LOG).strip().splitlines()
-    return lines[-1][-300:] if lines else ""
 
 
 def _text(path: Path) -> str:

@@ -15,7 +15,7 @@ import time
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -107,8 +107,9 @@ class ServerSide:
             if time.monotonic() - looked > 5:
                 looked = time.monotonic()
                 heard = looked if self._healthy() else heard
-                for log in self._logs():
-                    rotate(log)
+                with suppress(OSError):  # a full disk is no reason to end
+                    for log in self._logs():
+                        rotate(log)
             if time.monotonic() - heard > _DEAF:
                 yield f"SuperLink has not answered for {_DEAF:.0f} s; it is started again"
                 self._again("superlink")
@@ -122,15 +123,23 @@ class ServerSide:
         return [service.log for service in self.services.values()] + [folder / REFUSED, *gate]
 
     def _again(self, name: str) -> None:
-        """Starts a process again, after a pause that grows with how often that was done of late."""
-        now, old = time.monotonic(), self.services[name]
-        ends = [end for end in self._ends.get(name, []) if now - end < _CALM] + [now]
-        self._ends[name] = ends
-        if len(ends) >= _ENDS:
-            raise Failed(f"{old.name} ended {len(ends)} times in a row; the end of {old.log}:\n{old.tail()}")
-        old.kill()
-        time.sleep(min(30.0, 2.0 ** (len(ends) - 1) - 1))
-        self.services[name] = self._starts[name]()
+        """Starts a process again, after a pause that grows with how often that was done of late; a start that comes to
+        nothing counts as an end."""
+        old, error = self.services[name], ""
+        while True:
+            now = time.monotonic()
+            ends = [end for end in self._ends.get(name, []) if now - end < _CALM] + [now]
+            self._ends[name] = ends
+            if len(ends) >= _ENDS:
+                told = error or f"the end of {old.log}:\n{old.tail()}"
+                raise Failed(f"{old.name} ended {len(ends)} times in a row; {told}")
+            old.kill()
+            time.sleep(min(30.0, 2.0 ** (len(ends) - 1) - 1))
+            try:
+                self.services[name] = self._starts[name]()
+                return
+            except OSError as failure:
+                error = str(failure)
 
     def _stop(self) -> None:
         for service in reversed(list(self.services.values())):

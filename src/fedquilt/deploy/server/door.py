@@ -18,6 +18,7 @@ import json
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ class Door:
             return
         self._noted[which] = now
         line = {"time": datetime.now().isoformat(" ", "seconds"), "client": closed.client, "reason": closed.reason}
-        with (self.folder / "server" / REFUSED).open("a", encoding="utf-8") as file:
+        with suppress(OSError), (self.folder / "server" / REFUSED).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 

@@ -25,7 +25,7 @@ from fedquilt.deploy.server.silence import Silence
 from fedquilt.deploy.transport.transport import Transport
 from fedquilt.interface.messages import ClientInfo, Instructions, Updates
 
-_PATIENCE = 20.0  # seconds that the others wait for a newcomer
+_PATIENCE = 10.0  # seconds that the others wait for a newcomer
 Make = Callable[[Project, Declarations], Federation]
 
 
