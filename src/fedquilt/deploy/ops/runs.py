@@ -126,6 +126,7 @@ def start_run(project: Project, spec: Mapping[str, Any], from_round: int | None 
                 records.go_back_to(from_round)
             write_text(folder / SPEC, json.dumps(dict(spec), indent=2))
             (folder / STATUS).unlink(missing_ok=True)
+            records.forget_stop()  # here and not by the leader, which may be asked to stop before it is up
         number = operator.start(write_app(project.server_folder / "app"), {"spec": str(folder / SPEC)})
         write_text(folder / LED, json.dumps({"number": number}))
         return number

@@ -59,5 +59,4 @@ def leave_with_parent(records: RemoteRunFolder) -> None:
             time.sleep(0.5)
         os._exit(1)
 
-    records.forget_stop()
     threading.Thread(target=look, daemon=True).start()
