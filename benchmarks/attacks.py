@@ -26,6 +26,7 @@ import torch
 
 import fedquilt as fq
 from fedquilt import attacks
+from fedquilt._util.wording import worst_decile
 from fedquilt.sharing import pick
 
 RESULTS = Path(__file__).parent.parent / "results" / "attacks.jsonl"
@@ -125,14 +126,13 @@ def run(cell: Cell, scenario: fq.Scenario) -> dict[str, Any]:
     )  # fmt: skip
     rows = [row for row in result.last_rows(readout) if "liar" not in row]
     scores = sorted(row["accuracy"] for row in rows)
-    tenth = scores[: max(1, len(scores) // 10)]
     return {
         **cell._asdict(),
         "readout": readout,
         "honest": len(scores),
         "liars_drawn": len(result.federation.liars),
         "accuracy_mean": sum(scores) / len(scores),
-        "accuracy_worst_decile": sum(tenth) / len(tenth),
+        "accuracy_worst_decile": worst_decile(scores),
         "clients": {row["client"]: row["accuracy"] for row in rows},
         "rounds": scenario.training.rounds,
         "seconds": round(time.perf_counter() - start, 2),
@@ -171,25 +171,36 @@ def kept() -> dict[Cell, dict[str, Any]]:
 
 
 def table(rows: Mapping[Cell, Mapping[str, Any]]) -> str:
-    """Mean and worst decile over seeds, in per cent: a table for each scenario and share of liars."""
+    """Mean and worst decile, in per cent, over as many seeds as are told: a table a scenario and share of liars."""
     lines = []
     for scenario, share in sorted({(cell.scenario, cell.liars) for cell in rows if cell.liars}):
         lies = [lie for lie in LIES if any(c[0] == scenario and c[3:5] == (lie, share) for c in rows)]
         lines += [f"\n{scenario}, {share:.0%} of the clients lie (accuracy of the honest / of their worst decile, %)\n"]
         lines += ["| method | merge | nobody lies | " + " | ".join(lies) + " |", "|---|---|" + "---|" * (len(lies) + 1)]
         for method, rule in itertools.product(METHODS, RULES):
-            cells = [_mean(rows, Cell(scenario, method, rule, lie, share if lie else 0.0, 0)) for lie in ("", *lies)]
-            if any(cell != "" for cell in cells[1:]):
+            lied = [_found(rows, Cell(scenario, method, rule, lie, share, 0)) for lie in lies]
+            honest = {row["seed"]: set(row["clients"]) for found in lied for row in found}
+            clean = [row for row in _found(rows, Cell(scenario, method, rule, "", 0.0, 0)) if row["seed"] in honest]
+            if honest:
+                cells = [_told(clean, honest), *(_told(found, honest) for found in lied)]
                 lines.append(f"| {method} | {rule} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _mean(rows: Mapping[Cell, Mapping[str, Any]], which: Cell) -> str:
-    found = [row for cell, row in rows.items() if cell[:5] == which[:5]]
-    if not found:
+def _found(rows: Mapping[Cell, Mapping[str, Any]], which: Cell) -> list[Mapping[str, Any]]:
+    """The rows of a cell, of all seeds."""
+    return [row for cell, row in rows.items() if cell[:5] == which[:5]]
+
+
+def _told(found: Sequence[Mapping[str, Any]], honest: Mapping[int, set[str]]) -> str:
+    """Mean and worst decile of the clients that are honest under attack, so that columns are of the same clients."""
+    scores = [[value for name, value in row["clients"].items() if name in honest[row["seed"]]] for row in found]
+    if not scores:
         return ""
-    mean, worst = (statistics.mean(row[key] for row in found) for key in ("accuracy_mean", "accuracy_worst_decile"))
-    return f"{100 * mean:.1f} / {100 * worst:.1f}"
+    mean = statistics.mean(sum(each) / len(each) for each in scores)
+    worst = statistics.mean(worst_decile(each) for each in scores)
+    seeds = f" ({len(scores)})" if len(scores) > 1 else ""
+    return f"{100 * mean:.1f} / {100 * worst:.1f}{seeds}"
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -64,6 +64,14 @@ def test_the_servers_client_is_always_there_and_never_measured() -> None:
         assert {row["client"] for e in report.evaluations for row in e.rows()} == {f"client-{i}" for i in range(4)}
 
 
+def test_the_servers_client_has_as_much_as_others_of_all_labels() -> None:
+    mine = federation(FLTrust()).scenario.clients[-1]
+    assert (mine.name, mine.samples) == ("server", 6)  # of 5, 6, 7 and 9
+    assert mine.train.y.tolist() == [0, 0, 1, 1, 2, 2]
+    for x, y in zip(mine.train.x, mine.train.y, strict=True):
+        assert any(torch.equal(x, other) and y == label for other, label in zip(*COMMON, strict=True))
+
+
 def test_clients_can_be_trusted_by_name() -> None:
     assert len(federation(FLTrust(("client-2",))).scenario.clients) == 4
     with pytest.raises(

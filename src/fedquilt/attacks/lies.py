@@ -134,7 +134,8 @@ class Impostor(Attack):
 
 def target_of(ids: Tensor, lies: Tensor) -> int | None:
     """The place of the honest client that liars choose: the one with the lowest hash; None where all lie."""
-    places = [(key_of("target", number), at) for at, number in enumerate(ids.tolist()) if not bool(lies[at])]
+    told = enumerate(zip(ids.tolist(), lies.tolist(), strict=True))
+    places = [(key_of("target", number), at) for at, (number, lie) in told if not lie]
     return min(places)[1] if places else None
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedquilt._util.suggest import did_you_mean
-from fedquilt.client import Client
+from fedquilt.client import Client, Split
 from fedquilt.families.common import form_for
 from fedquilt.interface.messages import Roster
 from fedquilt.scenario import Scenario
@@ -26,7 +27,8 @@ def with_server_client(scenario: Scenario, rule: Rule) -> Scenario:
     """The scenario with one client more where a rule trusts the server's own: it trains on `common`, as clients do.
 
     So the server's update is whatever the method makes of it, in the circles that the first client's kind is in. It has
-    no test samples, so it is not measured.
+    as many samples as the median client, of all labels alike: moves are cut to the length of its own, so it has to take
+    about as many steps as others do. It has no test samples, so it is not measured.
     """
     names = [client.name for client in scenario.clients]
     if SERVER not in trusted_names(rule) or SERVER in names:
@@ -38,6 +40,10 @@ def with_server_client(scenario: Scenario, rule: Rule) -> Scenario:
         )
     first = scenario.clients[0]
     held = form_for(scenario.common, first)
+    usual = statistics.median_low(client.samples for client in scenario.clients)
+    by_label = held.y.argsort(stable=True)
+    some = by_label[torch.linspace(0, len(held) - 1, min(usual, len(held))).round().long()]
+    held = Split(held.x[some], held.y[some])
     return replace(scenario, clients=(*scenario.clients, Client(SERVER, first.model, held, traits=first.traits)))
 
 
