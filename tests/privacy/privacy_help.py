@@ -61,7 +61,7 @@ def learnable(clients: int = 8, uneven: bool = False, **training: Any) -> fq.Sce
     return fq.Scenario("learnable", made, fq.Training(**settings))
 
 
-def run(scenario: fq.Scenario, method: str = "fedavg", privacy: fq.Privacy | None = None, **more: Any) -> fq.Run:
+def run(scenario: fq.Scenario, method: Any = "fedavg", privacy: fq.Privacy | None = None, **more: Any) -> fq.Run:
     """A run on the CPU, without its clients alone."""
     options: dict[str, Any] = {"engine": "sequential", "alone": False, "device": "cpu"} | more
     return fq.run(scenario, method, privacy=privacy, **options)

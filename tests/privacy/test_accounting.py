@@ -12,7 +12,6 @@ pytest.importorskip("dp_accounting")
 from privacy_help import learnable, run
 
 import fedquilt as fq
-from fedquilt.core.privacy_rules import uses
 from fedquilt.privacy import Budget, Use, found, noise_for
 from fedquilt.privacy.accountant import epsilon_of
 
@@ -60,32 +59,26 @@ def test_a_promise_is_kept_over_all_rounds_and_no_round_costs_nothing() -> None:
 
 def test_a_noise_that_does_not_keep_the_promise_is_refused() -> None:
     with pytest.raises(ValueError, match=r"comes to epsilon .* more than dp\.epsilon=1"):
-        found(fq.Privacy(epsilon=1, noise=1.0), (Use(),), 10)
-    assert found(fq.Privacy(epsilon=1000, noise=1.0), (Use(),), 10).found == 1.0
+        found(fq.Privacy(epsilon=1, noise=1.0), Use(), 10)
+    assert found(fq.Privacy(epsilon=1000, noise=1.0), Use(), 10).found == 1.0
 
 
 def test_without_noise_nothing_is_promised() -> None:
-    budget = Budget(fq.Privacy(noise=0.0), (Use(),))
+    budget = Budget(fq.Privacy(noise=0.0), Use())
     assert math.isinf(budget.epsilon(1))
     assert budget.told(1).startswith("Nothing is promised")
 
 
 def test_local_privacy_is_of_any_data_against_any_other() -> None:
     """Two clipped changes are up to twice the clip apart, so the same noise promises as much as half of it does."""
-    here, there = (Budget(fq.Privacy(noise=z, level=level), (Use(),)) for z, level in ((4.0, "local"), (2.0, "client")))  # type: ignore[arg-type]
+    here, there = (Budget(fq.Privacy(noise=z, level=level), Use()) for z, level in ((4.0, "local"), (2.0, "client")))  # type: ignore[arg-type]
     assert here.epsilon(5) == there.epsilon(5)
 
 
-def test_the_worst_off_sample_counts() -> None:
-    privacy = fq.Privacy(noise=2.0, level="sample")
-    training = fq.Training(batch=8, epochs=1)
-    both = Budget(privacy, uses(privacy, training, [8, 80]))
-    each = [Budget(privacy, uses(privacy, training, [n])).epsilon(3) for n in (8, 80)]
-    assert both.epsilon(3) == max(each) == each[0] > each[1]
-    many = uses(privacy, training, range(10, 100))  # taken together by the worst of each
-    assert len(many) <= 8
-    alone = max(Budget(privacy, uses(privacy, training, [n])).epsilon(1) for n in (10, 17, 25, 99))
-    assert Budget(privacy, many).epsilon(1) >= alone
+def test_a_sample_is_used_once_an_epoch() -> None:
+    """Three rounds of two epochs are six Gaussian events, however many batches there are."""
+    result = run(learnable(epochs=2, batch=3), privacy=fq.Privacy(noise=4.0, level="sample"), rounds=3)
+    assert result.summary["epsilon"] == epsilon_of(4.0, 1.0, 6, 1e-5)
 
 
 @pytest.mark.parametrize(

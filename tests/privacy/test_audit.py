@@ -88,7 +88,7 @@ def test_the_audit_stays_below_the_accountant_and_finds_out_where_noise_is_missi
         return moved[:, :, 0].sum(1)  # the way that only the canary goes
 
     promised = fq.Privacy(noise=1.0, clip=1.0, smallest=2, delta=delta)
-    epsilon = Budget(promised, (Use(rate),)).epsilon(ROUNDS)
+    epsilon = Budget(promised, Use(rate)).epsilon(ROUNDS)
     seen = audited(score(promised, True), score(promised, False), delta)
     assert seen < epsilon
     if rate == 1.0:
@@ -99,7 +99,7 @@ def test_the_audit_stays_below_the_accountant_and_finds_out_where_noise_is_missi
 
 def test_the_audit_finds_out_where_a_client_is_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     privacy = fq.Privacy(noise=1.0, clip=1.0, smallest=2)
-    epsilon = Budget(privacy, (Use(),)).epsilon(ROUNDS)
+    epsilon = Budget(privacy, Use()).epsilon(ROUNDS)
     monkeypatch.setattr(f"{__name__}.protect", lambda up, *_: up)
     scores = [outputs(privacy, 1.0, canary).view(TRIALS, ROUNDS, SIZE)[:, :, 0].sum(1) for canary in (True, False)]
     assert float((scores[0] > scores[1].max()).float().mean()) == 1.0  # with and without it are told apart every time

@@ -140,11 +140,10 @@ class Federation:
         self.budget: Budget | None = None
         if privacy is None:
             return None
-        if privacy.level == "sample":
-            raise ValueError("dp.level=sample is not built yet; take client or local")
         clients = self.scenario.clients
-        check_method(privacy, self.method, self.method.local(), rule, self.training, clients)
-        used = uses(privacy, self.training, [client.samples for client in clients])
+        steps = self.method.local()
+        check_method(privacy, self.method, steps, rule, self.training, clients)
+        used = uses(privacy, self.training, steps)
         privacy = found(privacy, used, self.training.rounds)
         self.budget = Budget(privacy, used)
         return privacy

@@ -16,6 +16,7 @@ from fedquilt.core.terms import Terms
 from fedquilt.engines.check_models import check_model, check_public
 from fedquilt.engines.engine import Engine, Samples, TrainingJob, TrainingSpec
 from fedquilt.engines.memory_budget import how_many_at_once
+from fedquilt.engines.sample_noise import SampleNoise
 from fedquilt.engines.select import ENGINES, select_again, select_engine
 from fedquilt.families.common import form_for
 from fedquilt.interface.client_stack import ClientStack
@@ -81,7 +82,8 @@ class LocalTraining:
         assert isinstance(step, Train)
         given = {} if step.given is None else _given(step.given, step.looks, seen())
         rates = {} if step.rates is None else each(seen(), step.rates)
-        if given or rates or step.lr is not None:
+        given = {**given, **{name: key for name, key in job.extras.items() if self._private(step) is not None}}
+        if given or rates or job.extras or step.lr is not None:
             scale = scale_of(family_state.family, rates, job.rows)
             job = replace(job, lr=step.lr or job.lr, scale=scale, extras=given)
         engine = family_state.engines.get(number) or self._start(family_state, number, job.rows, given)
@@ -90,6 +92,13 @@ class LocalTraining:
         for now, before, who in rest:
             now.copy_(before if who is None else torch.where(who[:, None], before, now))
         return loss
+
+    def _private(self, step: Train) -> SampleNoise | None:
+        """How a step hides the samples that it trains on, where that is promised; public ones need not be."""
+        privacy = self.terms.privacy
+        if privacy is None or privacy.level != "sample" or step.data != "train":
+            return None
+        return SampleNoise(privacy.clip, privacy.found)
 
     def tuning(self, family_state: FamilyState, number: int, units: str) -> int | None:
         """The number of a step that is that of a number for an epoch, of all of its units or of the head alone.
@@ -157,6 +166,7 @@ class LocalTraining:
         return TrainingSpec(
             family.template, layout, samples, training, step.objective, self.device, trains, apart=apart,
             task=self.terms.task,
+            private=self._private(step),
         )  # fmt: skip
 
     def _common(self, family_state: FamilyState) -> Samples:

@@ -21,29 +21,23 @@ from fedquilt.sharing import MixedUnit, Plan, Rule
 from fedquilt.sharing.merge import Mean
 
 _OWN = ("train", "validation")  # splits of a client's own
-_UNLIKE = 8  # numbers of samples that are accounted for each by itself; more are taken together, by the worst of each
 
 
-def uses(privacy: Privacy, training: Training, counts: Sequence[int]) -> tuple[Use, ...]:
-    """How a client, or a sample of clients with so many, is used in a round.
+def uses(privacy: Privacy, training: Training, steps: Sequence[Step]) -> Use:
+    """How a client, or a sample, is used in a round.
 
     At the level client a round takes a Poisson sample of the clients. At the others no chance is counted on: the server
-    knows who took part. A sample is in each step of its client with the probability batch / samples.
+    knows who took part. A sample is in one batch of each epoch, so it moves one noisy sum an epoch; that nobody knows
+    which one would be worth something too, and is not counted.
 
-    >>> uses(Privacy(noise=1, level="sample"), Training(batch=10, epochs=2), [20, 100, 100])
-    (Use(rate=0.5, times=4), Use(rate=0.1, times=20))
+    >>> from fedquilt.methods import FedRep
+    >>> uses(Privacy(noise=1, level="sample"), Training(epochs=2), FedRep(head_epochs=3).local())
+    Use(rate=1.0, times=5)
     """
     if privacy.level == "client":
-        return (Use(training.share),)
-    if privacy.level == "local":
-        return (Use(),)
-    found = [
-        Use(min(1.0, training.batch / count), -(-count // training.batch) * training.epochs)
-        for count in sorted(set(counts))
-    ]
-    size = -(-len(found) // _UNLIKE)
-    groups = [found[at : at + size] for at in range(0, len(found), size)]
-    return tuple(Use(max(use.rate for use in group), max(use.times for use in group)) for group in groups)
+        return Use(training.share)
+    trains = [step for step in steps if isinstance(step, Train) and step.data == "train" and step.when != "tuning"]
+    return Use(1.0, sum(step.epochs or training.epochs for step in trains) if privacy.level == "sample" else 1)
 
 
 def check_method(
@@ -105,6 +99,12 @@ def check_models(privacy: Privacy, models: Sequence[tuple[Client, nn.Module]]) -
 def check_plan(privacy: Privacy, plan: Plan, roster: Roster) -> None:
     """Refuse plans whose units cannot be sent, or merged, with noise."""
     if privacy.level == "sample":
+        for member in roster.members:
+            if any(member.statistics.values()):
+                raise ValueError(
+                    f"dp.level=sample: the model of client '{member.name}' writes to buffers while it trains, and "
+                    "these get no noise; use a model without, or dp.level=client"
+                )
         return
     for unit, planned in plan.units.items():
         sends = plan.sends(unit)

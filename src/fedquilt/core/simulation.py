@@ -23,6 +23,7 @@ from fedquilt.core.server import Server
 from fedquilt.core.terms import Terms
 from fedquilt.engines.check_models import naming
 from fedquilt.engines.engine import TrainingJob
+from fedquilt.engines.sample_noise import NOISE
 from fedquilt.families.common import Common
 from fedquilt.families.layout import Signature
 from fedquilt.interface.client_stack import ClientStack, PaddedSplit
@@ -160,7 +161,9 @@ class Simulation:
             elif isinstance(step, Train):
                 due = down.round >= step.from_round and step.when != "tuning"
                 if due and (not step.told or step.told in down.told):
-                    job = TrainingJob(rows, places, down.round, self.terms.training.rate(down.round), home=True)
+                    keys = self._sample_keys(family_state, places, down.round, number)
+                    lr = self.terms.training.rate(down.round)
+                    job = TrainingJob(rows, places, down.round, lr, None, keys, home=True)
                     with naming(family_state.clients, places, down.round):
                         family_state.loss = self.training.train(family_state, number, job, seen)
                         family_state.lost = (self.round, places)
@@ -179,6 +182,15 @@ class Simulation:
     def _keys(self, family_state: FamilyState, places: Sequence[int], round_: int) -> list[int]:
         """What the noise of clients is drawn by in a round."""
         return [key_of("local", self.secret, family_state.clients[place].name, round_) for place in places]
+
+    def _sample_keys(
+        self, family_state: FamilyState, places: Sequence[int], round_: int, step: int
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """What the noise of clients that hide their samples is drawn by in a step."""
+        if self.terms.privacy is None or self.terms.privacy.level != "sample":
+            return {}
+        names = [family_state.clients[place].name for place in places]
+        return {NOISE: torch.tensor([[key_of("samples", self.secret, name, round_, step)] for name in names])}
 
     def _install(self, family_state: FamilyState, rows: Tensor, down: Instructions) -> None:
         """Move rows, in place, towards what was received, as the method's clients do it."""
@@ -207,7 +219,9 @@ class Simulation:
         """
         family_state = self.family_states[self.home[ids[0]][0]]
         view = self.view(family_state, tuple(ids), rows.clone(), None, round_)
-        job = TrainingJob(view.rows, family_state.places(tuple(ids)), round_ + (epoch or 1) - 1, view.lr)
+        places = family_state.places(tuple(ids))
+        keys = self._sample_keys(family_state, places, round_ + (epoch or 1) - 1, -1)
+        job = TrainingJob(view.rows, places, round_ + (epoch or 1) - 1, view.lr, None, keys)
         for number, step in enumerate(self.steps):
             if isinstance(step, Train) and step.data == "train" and step.when != "round" and not step.told:
                 which = number if epoch is None else self.training.tuning(family_state, number, units)

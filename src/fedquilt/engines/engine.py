@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt.engines.objective import Objective
+from fedquilt.engines.sample_noise import SampleNoise
 from fedquilt.engines.settings import Training
 from fedquilt.families.copies import copy_of
 from fedquilt.families.layout import Layout
@@ -119,7 +120,7 @@ class TrainingSpec:
 
     `trains` names the parameters that are trained, None: all. On a CPU a step of a stack is traced
     when it has come `trace_after` times. `apart` says why each client has to train from a fresh copy of the module,
-    with Python's generators seeded for it; empty: it need not.
+    with Python's generators seeded for it; empty: it need not. `private` clips each sample's gradient and adds noise.
     """
 
     template: nn.Module
@@ -132,6 +133,7 @@ class TrainingSpec:
     trace_after: int = 12
     apart: str = ""
     task: Task = field(default_factory=Classification)
+    private: SampleNoise | None = None
 
     @property
     def trained(self) -> tuple[str, ...]:

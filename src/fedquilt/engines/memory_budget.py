@@ -62,7 +62,9 @@ def size_of_a_client(recipe: TrainingSpec, extras: Mapping[str, Tensor]) -> Size
         saved.clear()
         with seeded(0), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             run_once(replace(recipe, objective=task_loss()), extras)
-    return Size(4 * recipe.layout.width * 6 * passes + 3 * sum(saved) * passes, len(saved) * passes)
+    samples = 0 if recipe.private is None else 2 * min(recipe.training.batch, max(recipe.samples.count))
+    rows = 6 * passes + samples  # a gradient for each sample, and clipped
+    return Size(4 * recipe.layout.width * rows + 3 * sum(saved) * passes, len(saved) * passes)
 
 
 def how_many_at_once(recipe: TrainingSpec, extras: Mapping[str, Tensor]) -> int:

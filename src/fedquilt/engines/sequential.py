@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from fedquilt._util.randomness import key_of, seed_device, streams
 from fedquilt.engines.engine import Constants, TrainingJob, TrainingSpec
 from fedquilt.engines.objective import Batch, Learner, Model
 from fedquilt.engines.optim import Optimiser, hold_back
+from fedquilt.engines.sample_noise import NOISE, SampleNoise, streams_of, with_noise
 from fedquilt.engines.schedule import Schedule, orders
 from fedquilt.engines.trial import generator_state
 from fedquilt.families.habits import seeded
@@ -104,12 +106,16 @@ class Sequential:
             which = index.to(recipe.device) if recipe.objective.needs_index else None
             batch = Batch(x[index].to(recipe.device), y[index].to(recipe.device), index=which, task=recipe.task)
             me = Learner(Model(self.module), self.named, begun, extras, epochs[step])
-            with self.interception or nullcontext(), drawing(draw + step, recipe.device):
-                loss = recipe.objective(me, batch)
-            if not trained:
-                total += loss.detach()
-                continue
-            gradients = self._gradients(loss, trained)
+            gradients: Sequence[Tensor | None]
+            if recipe.private is not None and trained:
+                loss, gradients = self._private(recipe.private, me, batch, draw + step, step, names)
+            else:
+                with self.interception or nullcontext(), drawing(draw + step, recipe.device):
+                    loss = recipe.objective(me, batch)
+                if not trained:
+                    total += loss.detach()
+                    continue
+                gradients = self._gradients(loss, trained)
             if self.interception is not None and not self.interception.drew and not self.sure:
                 self.interception = None
             before = {name: self.named[name].detach().flatten().clone() for name in scales if name in names}
@@ -127,6 +133,26 @@ class Sequential:
             assert now is not None
             row[place.start : place.stop] = now.detach().reshape(-1)
         return total / schedule.steps[0]
+
+    def _private(
+        self, private: SampleNoise, me: Learner, batch: Batch, draw: int, step: int, names: tuple[str, ...]
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The mean loss of a batch, and its gradient with noise: of one sample after another."""
+        trained: list[Tensor] = [self.named[name] for name in names]
+        losses, found = [], []
+        for place, stream in enumerate(streams_of(draw, len(batch.y))):
+            at = slice(place, place + 1)
+            one = Batch(batch.x[at], batch.y[at], index=None if batch.index is None else batch.index[at])
+            with self.interception or nullcontext(), drawing(stream, self.recipe.device):
+                loss = self.recipe.objective(me, one)
+            losses.append(loss.detach())
+            of_one = zip(self._gradients(loss, trained), trained, strict=True)
+            found.append([torch.zeros_like(p) if g is None else g.detach() for g, p in of_one])
+        sums = private.clipped([torch.stack(each) for each in zip(*found, strict=True)], None)
+        noise = private.drawn(me.given[NOISE], step, self.recipe.layout)
+        count = torch.full((1,), float(len(batch.y)), device=self.recipe.device)
+        done = with_noise({name: each[None] for name, each in zip(names, sums, strict=True)}, noise, count)
+        return torch.stack(losses).mean(), [done[name][0] for name in names]
 
     def _gradients(self, loss: Tensor, trained: list[Tensor]) -> tuple[Tensor | None, ...]:
         """The gradients of a loss; what a model runs again for them must not draw, as it would draw other numbers."""

@@ -17,6 +17,7 @@ from fedquilt.engines.cuda_graph import Graph, captures
 from fedquilt.engines.engine import TrainingJob
 from fedquilt.engines.objective import INDEX
 from fedquilt.engines.optim import Optimiser, hold_back
+from fedquilt.engines.sample_noise import NOISE, with_noise
 from fedquilt.engines.schedule import Schedule, orders
 from fedquilt.engines.stackability import python_state
 from fedquilt.engines.trial import DRAWS_UNSEEN, generator_state
@@ -174,6 +175,11 @@ class Stage:
             self.trained, self.frozen, self.buffers, *self.batch(at), mask, self.anchor, epoch, draw, extras
         )  # fmt: skip
         gradients, losses, buffers = self.program(arguments)(*arguments)
+        private = self.recipe.private
+        if private is not None:
+            noise = private.drawn(self.extras[NOISE][:, 0], self.step if at is None else at, self.recipe.layout)
+            whole = torch.full_like(losses, float(self.size(at) or self.indices.shape[2]))
+            gradients = with_noise(gradients, noise, whole if mask is None else mask.sum(1))
         moves = None if mask is None else (mask.amax(dim=1) > 0).to(losses.dtype)  # (k,) 0 for who has finished
         scale = self.scale
         if moves is not None:

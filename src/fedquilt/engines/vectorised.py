@@ -21,6 +21,7 @@ from fedquilt.engines.cuda_graph import captures
 from fedquilt.engines.engine import Constants, TrainingJob, TrainingSpec
 from fedquilt.engines.memory_budget import memory_budget
 from fedquilt.engines.objective import INDEX, Batch, Learner, Model
+from fedquilt.engines.sample_noise import APART
 from fedquilt.engines.stage import Stack, Stage
 from fedquilt.engines.trial import Manners, manners_of
 from fedquilt.layers.convolutions import lay_plainly
@@ -130,8 +131,28 @@ class Vectorised:
             (gradients,) = back(torch.ones_like(loss), retain_graph=False, create_graph=False)
             return gradients, loss, after
 
+        def private_of(
+            trained: Stack, frozen: Stack, buffer: Tensor, x: Tensor, y: Tensor, mask: Tensor | None, anchor: Stack,
+            epoch: Tensor, draw: Tensor | None, extras: Stack,
+        ) -> tuple[Stack, Tensor, Tensor]:  # fmt: skip
+            """Sums of the clipped gradients of one client's samples, each a batch of its own."""
+            assert private is not None
+            place = torch.arange(1, len(y) + 1, device=y.device)
+            stream = None if draw is None else draw + place * APART
+            index = extras.get(INDEX)
+
+            def one(x: Tensor, y: Tensor, stream: Tensor | None, index: Tensor | None) -> tuple[Stack, Tensor]:
+                mine = extras if index is None else {**extras, INDEX: index[None]}
+                return gradients_of(trained, frozen, buffer, x[None], y[None], None, anchor, epoch, stream, mine)[:2]
+
+            axes = (0, 0, None if stream is None else 0, None if index is None else 0)
+            found, losses = vmap(one, in_dims=axes, randomness="different")(x, y, stream, index)
+            sums = dict(zip(found, private.clipped(list(found.values()), mask), strict=True))
+            return sums, Batch(x, y, mask).mean(losses), buffer
+
+        private = self.recipe.private
         axes = (0, 0, 0, 0, 0, None if mask is None else 0, 0, 0, None if draw is None else 0, 0)
-        program = vmap(gradients_of, in_dims=axes, randomness="different")
+        program = vmap(gradients_of if private is None else private_of, in_dims=axes, randomness="different")
         with stackable(x.device):
             gradients, losses, after = program(trained, frozen, buffers, x, y, mask, anchor, epoch, draw, extras)
         return gradients, losses, after

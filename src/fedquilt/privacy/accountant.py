@@ -8,7 +8,6 @@ sends nothing in its place.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -33,21 +32,16 @@ class Use:
 class Budget:
     """What a run promises, and what it has spent after some rounds.
 
-    `uses` are those of unlike clients or samples: the promise is that to the worst off.
-
-    >>> Budget(Privacy(noise=10.0), (Use(),)).epsilon(100, fine=True)              # doctest: +ELLIPSIS
+    >>> Budget(Privacy(noise=10.0), Use()).epsilon(100, fine=True)              # doctest: +ELLIPSIS
     4.377...
     """
 
     privacy: Privacy
-    uses: tuple[Use, ...]
+    use: Use
 
     def epsilon(self, rounds: int, fine: bool = False) -> float:
         """Epsilon after so many rounds, rounded up; `fine`, on a grid that takes ten times as long."""
-        return max(
-            epsilon_of(_accounted(self.privacy), use.rate, use.times * rounds, self.privacy.delta, fine)
-            for use in self.uses
-        )
+        return epsilon_of(_accounted(self.privacy), self.use.rate, self.use.times * rounds, self.privacy.delta, fine)
 
     def told(self, rounds: int) -> str:
         """What is protected after so many rounds, in a sentence."""
@@ -64,15 +58,15 @@ def _accounted(privacy: Privacy) -> float:
     return privacy.found / 2 if privacy.level == "local" else privacy.found
 
 
-def found(privacy: Privacy, uses: Sequence[Use], rounds: int) -> Privacy:
+def found(privacy: Privacy, use: Use, rounds: int) -> Privacy:
     """The same promise with its noise; where both are given, a noise that does not keep the promise is refused."""
     if privacy.noise is None:
         assert privacy.epsilon is not None
         twice = 2 if privacy.level == "local" else 1
-        noise = twice * max(noise_for(privacy.epsilon, privacy.delta, use, rounds) for use in uses)
+        noise = twice * noise_for(privacy.epsilon, privacy.delta, use, rounds)
         return Privacy(**{**privacy.text, "noise": noise})
     if privacy.epsilon is not None:
-        spent = Budget(privacy, tuple(uses)).epsilon(rounds, fine=True)
+        spent = Budget(privacy, use).epsilon(rounds, fine=True)
         if spent > privacy.epsilon:
             raise ValueError(
                 f"dp.noise={privacy.noise:g} comes to epsilon {spent:.4g} in {rounds} rounds, which is more than "

@@ -43,7 +43,7 @@ def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
         if project.transfer.dtype != "float32":
             raise ValueError("dp: [transfer] dtype=float16 rounds updates after they were clipped; set it to float32")
         check_method(privacy, method, method.local(), rule_from(spec.get("merge") or {"name": "mean"}), training, ())
-        privacy = found(privacy, uses(privacy, training, ()), training.rounds)
+        privacy = found(privacy, uses(privacy, training, method.local()), training.rounds)
     return Terms(method, training, project.spec.classes, spec.get("seed", 0), common, public_test, privacy, task)
 
 
