@@ -25,6 +25,7 @@ from fedquilt.methods.fedprox import FedProx
 from fedquilt.methods.fedrep import FedRep
 from fedquilt.methods.fedrod import FedRoD
 from fedquilt.methods.fml import FML
+from fedquilt.methods.gossip import Gossip
 from fedquilt.methods.ifca import IFCA
 from fedquilt.methods.lgfedavg import LGFedAvg
 from fedquilt.methods.local import Local
@@ -83,6 +84,7 @@ FAMILIES: dict[str, dict[type[Method], str]] = {
         FedFomo: "Zhang et al. 2021",
         FedALA: "Zhang et al. 2023",
         FedPAC: "Xu et al. 2023",
+        Gossip: "Lian et al. 2017",
     },
     "made: the server makes a model for each client": {PFedHN: "Shamsian et al. 2021"},
     "auto: circles found from evidence": {Auto: ""},
@@ -130,6 +132,7 @@ __all__ = [
     "FedRoD",
     "FedSALora",
     "FedYogi",
+    "Gossip",
     "Heard",
     "LGFedAvg",
     "Local",
