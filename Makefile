@@ -40,7 +40,7 @@ $(VENV)/.core: $(VENV)/.torch pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
-	$(PIP) -c constraints.txt -e '.[data,plots,report,deploy,dp,track,docs,dev]'
+	$(PIP) -c constraints.txt -e '.[data,plots,report,deploy,dp,track,export,docs,dev]'
 	@touch $@ $(VENV)/.core
 
 demo: $(VENV)/.core

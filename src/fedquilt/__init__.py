@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedquilt.families.units import Unit, cut
     from fedquilt.methods import METHODS, Method
     from fedquilt.privacy import Privacy
+    from fedquilt.runs.export import export
     from fedquilt.runs.onboarding import Onboarded, onboard
     from fedquilt.runs.result import Run
     from fedquilt.runs.run import extend, resume, run
@@ -51,6 +52,7 @@ __all__ = [
     "authoring",
     "cut",
     "data",
+    "export",
     "extend",
     "load_model",
     "methods",
@@ -73,6 +75,7 @@ _HOMES = {
     "methods": ("METHODS", "Method"),
     "privacy": ("Privacy",),
     "runs.saved_models": ("load_model",),
+    "runs.export": ("export",),
     "runs.onboarding": ("Onboarded", "onboard"),
     "runs.result": ("Run",),
     "runs.run": ("extend", "resume", "run"),

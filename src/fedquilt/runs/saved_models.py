@@ -51,6 +51,7 @@ def write_models(folder: Path, federation: Federation) -> None:
             "traits": dict(now.traits),
             "labels": list(now.labels),
             "samples": now.samples,
+            "input": {"shape": list(now.train.x.shape[1:]), "dtype": str(now.train.x.dtype).removeprefix("torch.")},
             "public": federation.server.roster.members[number].public,
         }
     told = {"classes": federation.scenario.classes, "read_by": READ_BY, "clients": known}
