@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedquilt.cli import main
+from fedquilt.report.page_content import page_data
 
 SMALL = ("--engine", "sequential", "--device", "cpu", "--no-alone")
 
@@ -137,3 +139,27 @@ def test_an_attacked_run_is_repeated_from_its_toml(capfd: pytest.CaptureFixture[
     assert sum(row.get("liar", False) for row in lines("again")) == 2 * len(lines("again")) // 6
     assert main(["run", "first/run.toml", "--out", "other", "--attack", "mimic", "--rounds", "1"]) == 0
     assert 'name = "mimic"' in Path("other/run.toml").read_text()
+
+
+def test_all_settings_that_a_sweep_tried_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "digits", "fedprox", "--sweep", "mu=0.01,1", "--rounds", "1", "--seeds", "2", "--out", "swept"]
+    assert main([*words, "--set", "clients=4", "epochs=1", "--no-alone", "--engine", "sequential", "--jobs", "1"]) == 0
+    told = capfd.readouterr().out
+    assert "settings tried" in told
+    assert re.search(r"fedprox +mu=0\.01 +\d+\.\d ± \d+\.\d", told)
+    tried = page_data([Path("swept")])["tried"]
+    assert [(one["method"], one["settings"]) for one in tried] == [("fedprox", "mu=0.01"), ("fedprox", "mu=1")]
+    assert [one["chosen"] for one in tried].count(True) == 1
+    by_hand = []
+    for seed in (0, 1):  # the first setting's mean over clients on validation data, from the rows
+        (folder,) = (
+            job for job in sorted(Path("swept").glob(f"*seed{seed}")) if "mu = 0.01" in (job / "run.toml").read_text()
+        )
+        mine = [
+            row["accuracy"]
+            for row in lines(str(folder))
+            if (row["readout"], row["split"]) == ("received", "validation")
+        ]
+        by_hand.append(sum(mine) / len(mine))
+    assert tried[0]["score"] == pytest.approx(sum(by_hand) / 2)
+    assert tried[0]["deviation"] == pytest.approx(abs(by_hand[0] - by_hand[1]) / 2**0.5)

@@ -127,6 +127,21 @@ def test_circles_keep_their_colour_over_rounds_and_differ_within_a_unit() -> Non
     assert len(set(colours.values())) == 3
 
 
+def test_a_colour_in_two_units_is_the_same_clients() -> None:
+    rng = np.random.default_rng(1)
+    sheet = np.stack([np.zeros(12), np.arange(12) % 2, np.arange(12) % 2, rng.integers(0, 4, 12)], axis=1).astype(int)
+    colours = circle_colours([sheet])
+    members: dict[int, set[bytes]] = {}
+    for (unit, circle), colour in colours.items():
+        members.setdefault(colour, set()).add((sheet[:, unit] == circle).tobytes())
+    assert all(len(groups) == 1 for groups in members.values())
+    assert colours[1, 0] == colours[2, 0]
+    many = np.stack([rng.permutation(np.arange(60) // 2) for _ in range(3)], axis=1)  # 30 circles a unit
+    for unit in range(3):
+        mine = [colour for (u, _), colour in circle_colours([many]).items() if u == unit]
+        assert len(set(mine)) == 30
+
+
 def test_frames_hold_changes_only_and_read_back() -> None:
     plans = [
         (0, {"conv": np.array([0, 0, 0]), "head": np.array([-1, -1, -1])}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json as json_
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +16,8 @@ import typer
 
 from fedquilt._util.suggest import did_you_mean
 from fedquilt.cli import options as opt
-from fedquilt.cli.comparison import ALONE, best_setting, check_form, compared, show
-from fedquilt.cli.output import Refused, note
+from fedquilt.cli.comparison import ALONE, Tried, best_setting, check_form, compared, show, tried_table
+from fedquilt.cli.output import Refused, note, out
 from fedquilt.cli.planned_runs import PlannedRun, sweep
 from fedquilt.cli.progress import ProgressBoard
 from fedquilt.cli.request import Choices
@@ -109,7 +109,8 @@ def compare(
     reference = None if reference in refused else reference
     chosen = best_setting(todo, folder)
     kept = [job for job in todo if job.variant == chosen[job.name].variant]
-    write_list(folder, kept)
+    tried = [one for choice in chosen.values() for one in choice.tried]
+    write_list(folder, kept, tried)
     table = compared(
         {name: [folder / job.folder for job in kept if job.name == name] for name in names},
         [folder / job.folder for job in kept if job.name == ALONE] if alone else [],
@@ -119,7 +120,12 @@ def compare(
     swept = [choice for choice in chosen.values() if choice.among > 1]
     left_out = [f"left out is {name}: {reason.rstrip('.')}" for name, reason in refused.items()]
     table = replace(table, notes=(*table.notes, *map(str, swept), *left_out))
-    show(table, form, json, folder=str(folder), chosen={c.method: c.label for c in swept})
+    told = {"tried": [asdict(one) for one in tried]} if tried else {}
+    show(table, form, json, folder=str(folder), chosen={c.method: c.label for c in swept}, **told)
+    if tried and not json and form == "text":
+        out.print()
+        out.print(tried_table(tried, swept[0].metric))
+        out.print()
     if not json and form == "text":
         note(f"Kept in {folder}; look at it with: fedquilt report {folder}")
 
@@ -179,12 +185,13 @@ def do(
     return refused
 
 
-def write_list(folder: Path, jobs: Sequence[PlannedRun]) -> None:
-    """Write down which runs the comparison is of, for the page."""
+def write_list(folder: Path, jobs: Sequence[PlannedRun], tried: Sequence[Tried] = ()) -> None:
+    """Write down which runs the comparison is of, and which settings a sweep tried, for the page."""
     from fedquilt._util.files import write_text
     from fedquilt.report.read_runs import COMPARISON
 
     told: dict[str, Any] = {"runs": [job.folder for job in jobs], "settings": {job.folder: job.label for job in jobs}}
+    told |= {"tried": [asdict(one) for one in tried]} if tried else {}
     write_text(folder / COMPARISON, json_.dumps(told, indent=1) + "\n")
 
 

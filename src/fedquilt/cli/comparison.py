@@ -12,11 +12,24 @@ from fedquilt._util.suggest import did_you_mean
 from fedquilt.cli.output import Refused, out, print_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedquilt.cli.planned_runs import PlannedRun
     from fedquilt.report.compare import Comparison
 
 FORMS = ("text", "csv", "latex", "markdown")
 ALONE = "local"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Settings of a method that a sweep tried: the score on validation data, its mean and deviation over seeds."""
+
+    method: str
+    settings: str
+    score: float
+    deviation: float | None  # None with one seed
+    chosen: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,7 @@ class Choice:
     score: float
     among: int
     metric: Metric = ACCURACY
+    tried: tuple[Tried, ...] = ()
 
     def __str__(self) -> str:
         name = "" if self.metric == ACCURACY else f"{self.metric.name} "
@@ -38,7 +52,10 @@ class Choice:
 
 def best_setting(jobs: Sequence[PlannedRun], folder: Path) -> dict[str, Choice]:
     """For every method the settings with the best mean over clients and seeds on validation data, never on test."""
+    import numpy as np
+
     from fedquilt.report.read_runs import read_run
+    from fedquilt.report.statistics import without_noise
 
     variants: dict[str, dict[str, list[PlannedRun]]] = {}
     for job in jobs:
@@ -49,19 +66,24 @@ def best_setting(jobs: Sequence[PlannedRun], folder: Path) -> dict[str, Choice]:
             (variant,) = found
             chosen[method] = Choice(method, found[variant][0].label, variant, float("nan"), 1)
             continue
-        scores = {variant: _validated(mine, folder) for variant, mine in found.items()}
+        seeds = {variant: _validated(mine, folder) for variant, mine in found.items()}
+        scores = {variant: float(without_noise(np.mean(mine))) for variant, mine in seeds.items()}
         metric = read_run(folder / jobs[0].folder).metric
-        best = max(scores, key=lambda variant: metric.gain(scores[variant], 0.0))
-        chosen[method] = Choice(method, found[best][0].label, best, scores[best], len(found), metric)
+        best = max(scores, key=lambda variant: metric.gain(scores[variant], 0.0))  # of equally good ones the first
+        tried = tuple(
+            Tried(method, found[variant][0].label or "as it is", scores[variant],
+                  float(np.std(mine, ddof=1)) if len(mine) > 1 else None, variant == best)
+            for variant, mine in seeds.items()
+        )  # fmt: skip
+        chosen[method] = Choice(method, found[best][0].label, best, scores[best], len(found), metric, tried)
     return chosen
 
 
-def _validated(jobs: Sequence[PlannedRun], folder: Path) -> float:
-    """The mean over seeds and clients of the last score on validation data, with the read-out a method reports."""
+def _validated(jobs: Sequence[PlannedRun], folder: Path) -> list[float]:
+    """By seed, the mean over clients of the last score on validation data, with the read-out a method reports."""
     import numpy as np
 
     from fedquilt.report.read_runs import read_run
-    from fedquilt.report.statistics import without_noise
 
     scores = []
     for job in jobs:
@@ -70,7 +92,7 @@ def _validated(jobs: Sequence[PlannedRun], folder: Path) -> float:
         if series is None:
             raise Refused(f"'{folder / job.folder}' has no scores on validation data, so nothing can be chosen by them")
         scores.append(float(np.nanmean(series.filled()[-1])))
-    return float(without_noise(np.mean(scores)))  # of equally good settings the first
+    return scores
 
 
 def compared(
@@ -88,6 +110,19 @@ def compared(
     table = compare(found, reference, target)
     if table is None:
         raise Refused("the runs have no client with test data in common, so there is nothing to compare")
+    return table
+
+
+def tried_table(tried: Sequence[Tried], metric: Metric) -> Table:
+    """All settings that a sweep tried, the best of each method bold."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("method", "settings tried", f"validation {metric.heading}"):
+        table.add_column(heading, justify="right" if heading.startswith("validation") else "left")
+    for one in tried:
+        score = metric.show(one.score) + ("" if one.deviation is None else f" ± {metric.show(one.deviation)}")
+        table.add_row(one.method, one.settings, score, style="bold" if one.chosen else "")
     return table
 
 

@@ -15,7 +15,7 @@ from fedquilt._util.wording import flat
 from fedquilt.report.advice import ADVICE
 from fedquilt.report.comparison_data import ALONE, Group, at_rounds, known_mean, placed, view_data
 from fedquilt.report.plan_frames import frames, packed, small
-from fedquilt.report.read_runs import Reading, RunFiles, read_run, run_folders
+from fedquilt.report.read_runs import Reading, RunFiles, read_run, run_folders, settings_tried
 from fedquilt.report.run_texts import json_of, text_of
 
 
@@ -33,7 +33,13 @@ def page_data(
         raise ValueError("a report needs at least one run directory")
     names = list(dict.fromkeys(run.scenario for run in runs))
     scenarios = [scenario_data(name, [r for r in runs if r.scenario == name], reference, target) for name in names]
-    return {"title": title or ", ".join(names), "scenarios": scenarios, "advice": [advised(d) for d in run_dirs]}
+    tried = [one for given in run_dirs for one in settings_tried(given)]
+    return {
+        "title": title or ", ".join(names),
+        "scenarios": scenarios,
+        "tried": tried,
+        "advice": [advised(d) for d in run_dirs],
+    }
 
 
 def advised(folder: str | Path) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ Ints = NDArray[np.int64]
 Plans = Sequence[tuple[int, Mapping[str, Ints]]]
 
 BLANK = -1
+COLOURS = 21  # that the page has for circles, before they come round again
 MANY = 2000  # clients; above it the distances between all pairs cost more than the order is worth
 
 
@@ -88,7 +89,7 @@ def frames(plans: Plans, clients: int, most: int = 3_000_000) -> dict[str, Any] 
         return np.maximum(circle, BLANK) if unit in pooled else shared(circle)
 
     sheets = [np.stack([column(plan, unit) for unit in units], axis=1) for _, plan in plans]
-    # Blocks side by side in a layer are told apart by colour; elsewhere colour follows the clients.
+    # Blocks side by side in a layer are told apart by colour; elsewhere a colour is a group of clients.
     colours = circle_colours(sheets, {u: j for layer in layers or () for j, u in enumerate(layer)})
     number = {key: i + 1 for i, key in enumerate(colours)}
 
@@ -110,30 +111,35 @@ def frames(plans: Plans, clients: int, most: int = 3_000_000) -> dict[str, Any] 
 
 
 def circle_colours(sheets: Sequence[Ints], given: Mapping[int, int] | None = None) -> dict[tuple[int, int], int]:
-    """A colour number for each (unit, circle): the one of the circle below it that it shares most clients with.
+    """A colour number for each (unit, circle): in two units the same only for a circle of exactly the same clients.
 
-    Circles keep their colour over rounds, and no two circles of a unit have the same. Latest plans choose first.
-    `given` are colours for the first circle of some units.
+    Circles keep their colour over rounds, and no two circles of a unit have the same. Latest plans choose first. Where
+    there are more groups of clients than colours, they come round again. `given` are colours for the first circle of
+    some units.
 
-    >>> nested = np.array([[0, 7], [0, 7], [0, 8], [0, 8], [0, 8]])
-    >>> circle_colours([nested])  # the larger part of circle 0 keeps its colour
-    {(0, 0): 0, (1, 8): 0, (1, 7): 1}
+    >>> nested = np.array([[0, 7, 3], [0, 7, 3], [0, 8, 3], [0, 8, 4], [0, 8, 4]])
+    >>> circle_colours([nested])
+    {(0, 0): 0, (1, 8): 1, (1, 7): 2, (2, 3): 3, (2, 4): 4}
+    >>> circle_colours([nested[:, [0, 1, 1]]])                               # twice the same groups
+    {(0, 0): 0, (1, 8): 1, (1, 7): 2, (2, 8): 1, (2, 7): 2}
     """
     colours: dict[tuple[int, int], int] = {}
     taken: dict[int, set[int]] = {}
+    groups: dict[bytes, int] = {}  # the colour of a group of clients
     for sheet in reversed(sheets):
         for unit in range(sheet.shape[1]):
             ids, count = np.unique(sheet[sheet[:, unit] >= 0, unit], return_counts=True)
             for circle in ids[np.argsort(-count, kind="stable")].tolist():
                 if (unit, circle) in colours:
                     continue
-                used = taken.setdefault(unit, set())
-                colour = given[unit] if given and unit in given else None
-                if colour is None:
-                    colour = _inherited(sheet, unit, sheet[:, unit] == circle, colours)
+                used, members = taken.setdefault(unit, set()), (sheet[:, unit] == circle).tobytes()
+                colour = given.get(unit, groups.get(members)) if given else groups.get(members)
                 if colour is None or colour in used:
-                    colour = next(c for c in range(len(used) + 1) if c not in used)
+                    fresh = (c for c in range(COLOURS) if c not in used and c not in groups.values())
+                    again = (c for c in range(len(used) + 1) if c not in used)
+                    colour = next(fresh, next(again))
                 colours[unit, circle] = colour
+                groups.setdefault(members, colour)
                 used.add(colour)
     return colours
 
@@ -153,17 +159,6 @@ def layers_of_blocks(units: Sequence[str]) -> list[list[int]] | None:
     if "encoder" not in found or "output" not in found or max(len(blocks) for blocks in found.values()) < 2:
         return None
     return [found[layer] for layer in layers]
-
-
-def _inherited(
-    sheet: Ints, unit: int, members: NDArray[np.bool_], colours: Mapping[tuple[int, int], int]
-) -> int | None:
-    for below in range(unit - 1, -1, -1):
-        ids, count = np.unique(sheet[members, below], return_counts=True)
-        known = [(c, i) for i, c in zip(ids.tolist(), count.tolist(), strict=True) if (below, i) in colours]
-        if known:
-            return colours[below, max(known)[1]]
-    return None
 
 
 def _sized(circle: Ints, clients: int) -> Ints:

@@ -97,6 +97,12 @@ def run_folders(folder: str | Path) -> list[Path]:
     return found
 
 
+def settings_tried(folder: str | Path) -> list[dict[str, Any]]:
+    """What a sweep tried, where a directory holds one: method, settings, score on validation data, chosen or not."""
+    told = json_of(Path(folder) / COMPARISON, text_of(Path(folder) / COMPARISON)).get("tried")
+    return told if isinstance(told, list) else []
+
+
 def read_run(folder: str | Path) -> RunFiles:
     """Read one run directory.
 

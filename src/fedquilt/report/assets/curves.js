@@ -215,3 +215,41 @@ function facts() {
     fact("Rounds", rounds.toLocaleString("en-GB"), count(seeds, "seed")),
   );
 }
+
+// All settings that a sweep tried, by what they reach on validation data; what was chosen is filled.
+const settingsTried = () =>
+  figure({
+    id: "settings-tried",
+    title: "Settings tried",
+    text: "On validation data: mean over clients and seeds, bars: standard deviation over seeds. Filled: chosen.",
+    draw() {
+      const rows = state.data.tried;
+      return {
+        data: [
+          {
+            y: rows.map(r => `${r.method} ${r.settings}`),
+            x: scaled(rows.map(r => r.score)),
+            error_x: { type: "data", array: scaled(rows.map(r => r.deviation ?? 0)), thickness: 1.4 },
+            mode: "markers",
+            marker: {
+              size: 10,
+              color: lineColour(0),
+              symbol: rows.map(r => (r.chosen ? "circle" : "circle-open")),
+            },
+            hovertemplate: `%{y}: %{x:${format()}}${metricUnit()}<extra></extra>`,
+          },
+        ],
+        label: `Settings tried: ${rows.map(r => `${r.method} ${r.settings} ${score(r.score)}${metric().percent ? " per cent" : ""}`).join(", ")}.`,
+        layout: layout(120 + 26 * rows.length, axis(`${metricAxis()}, on validation data`), {
+          ...axis(""),
+          autorange: "reversed",
+          automargin: true,
+          type: "category",
+        }),
+      };
+    },
+    numbers: () => ({
+      head: ["method", "settings", `${metric().name} on validation data`, "standard deviation", "chosen"],
+      rows: state.data.tried.map(r => [r.method, r.settings, r.score, r.deviation, r.chosen ? "yes" : "no"]),
+    }),
+  });

@@ -100,6 +100,7 @@ function build() {
         ]
       : null,
     ["traffic", "Data moved", section("traffic", "Data moved", null, movers())],
+    state.data.tried?.length ? ["tried", "Settings", section("tried", "Settings", null, settingsTried())] : null,
     ["runs", "Runs", section("runs", "Runs", null, runsTable())],
   ].filter(Boolean);
   main.replaceChildren(...parts.map(([, , node]) => node));

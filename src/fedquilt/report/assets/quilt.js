@@ -164,7 +164,7 @@ const patchwork = () =>
   figure({
     id: "quilt",
     title: "The quilt",
-    text: "Rows: clients. Columns: units, from input to output. Clients of one colour in a column share that unit in one circle; blank is private, it never leaves the client.",
+    text: "Rows: clients. Columns: units, from input to output. Clients of one colour in a column share that unit in one circle; the same colour in two columns is a circle of the same clients. Blank is private: it never leaves the client.",
     draw() {
       const q = quilt(),
         cells = sheet(frameAt(state.round)),
