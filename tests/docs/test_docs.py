@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
+COMMAND = re.compile(r"^fedquilt (?:run|compare) ([\w-]+)(?= |$)((?: [a-z][\w-]*(?= |$))*)", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -35,6 +37,23 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert gains == pytest.approx(promised, abs=3), "the page says what its code gives, as far as machines differ"
 
 
+def test_the_cells_of_the_notebook_run(tmp_path: Path) -> None:
+    """In order, in a process of its own; and it is kept without what its cells gave."""
+    cells = json.loads((ROOT / "examples" / "first_federation.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) > 5
+    assert not any(cell.get("outputs") for cell in cells)
+    checks = [
+        "assert mine.summary['accuracy_mean'] == run.summary['accuracy_mean'], 'as the last cell says'",
+        "assert run.summary['gain_over_alone'] > 0.02, run.summary['gain_over_alone']",
+        "assert 'gen1' in run._repr_html_(), 'the quilt is shown'",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "MPLBACKEND": "agg"}
+    command = [sys.executable, "-c", "\n".join([*code, *checks])]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_the_page_on_the_command_is_what_the_command_says() -> None:
     sys.path.insert(0, str(ROOT / "docs"))
     try:
@@ -52,6 +71,35 @@ def test_every_readout_and_data_set_is_on_a_page() -> None:
     assert [name for name in READOUTS if f"`{name}`" not in told and f"`{name}-k`" not in told] == []
     told = (ROOT / "docs" / "concepts" / "data.md").read_text(encoding="utf-8")
     assert [name for name in SOURCES if f"| `{name}` |" not in told] == []
+
+
+def test_pages_that_the_site_promises_are_there_and_settings_of_training_are_named() -> None:
+    from dataclasses import fields
+
+    from fedquilt.engines.settings import Training
+
+    told = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert [field.name for field in fields(Training) if f"`{field.name}`" not in told] == []
+    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    assert [page for page in pages if f" {page}\n" not in listed] == []
+
+
+def test_names_of_methods_and_read_outs_in_the_docs_are_names_of_the_program() -> None:
+    """Every `--readouts a,b`, `readouts=[...]` and `fedquilt run|compare SCENARIO METHOD...` of the pages."""
+    from fedquilt import scenarios
+    from fedquilt.methods import METHODS
+    from fedquilt.readouts import named
+
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        readouts = re.findall(r"--readouts ([a-z][a-z0-9,-]+)", text)
+        readouts += [",".join(re.findall(r"\"([\w-]+)\"", one)) for one in re.findall(r"readouts=\[([^\]]*)\]", text)]
+        wrong = [name for told in readouts for name in told.split(",") if name and named(name) is None]
+        assert not wrong, page
+        for scenario, told in COMMAND.findall(text):
+            assert scenario in scenarios.SCENARIOS, (page, scenario)
+            assert [name for name in told.split() if name not in METHODS] == [], page
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
