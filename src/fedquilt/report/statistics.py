@@ -41,6 +41,14 @@ class Interval:
     def half(self) -> float:
         return (self.high - self.low) / 2
 
+    def within(self, most: float) -> bool:
+        """Whether it is an interval of differences that can be, from -most to most: two seeds may say nothing.
+
+        >>> Interval(0.02, 0.01, 0.03).within(1), Interval(-0.26, -1.35, 0.83).within(1)
+        (True, False)
+        """
+        return self.half < float("inf") and max(-self.low, self.high) <= most
+
 
 def mean_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     """The mean of a (clients, seeds) table and its two-way random-effects interval.

@@ -171,7 +171,7 @@ def explanations(comparison: Comparison) -> list[str]:
     told = [f"{name}: mean over {clients} and {seeds}{', ± standard deviation over seeds' if c.seeds > 1 else ''}."]
     if not c.metric.higher:
         told.append("Lower is better; gains and differences are above 0 where it is lower.")
-    told.append(f"Intervals (of differences: ± half) are {100 * c.level:.0f} % over clients and seeds.")
+    told.append(f"Intervals (of differences: ± half, if possible) are {100 * c.level:.0f} % over clients and seeds.")
     if len(c.rows) > 1:
         told.append(f"Bold: the best method ({c.best}) and those not significantly behind it (paired interval).")
     if any(r.megabytes is not None for r in c.rows):
@@ -185,19 +185,19 @@ def explanations(comparison: Comparison) -> list[str]:
 
 
 def shown_interval(interval: Interval | None, metric: Metric = ACCURACY, sign: bool = False) -> str:
-    """An interval as its metric is shown.
+    """An interval as its metric is shown; the mean alone where it holds what no difference of two scores can be.
 
     >>> shown_interval(Interval(0.912, 0.9, 0.924)), shown_interval(Interval(0.02, 0.01, 0.03), sign=True)
     ('91.2 ± 1.2', '+2.0 ± 1.0')
     """
     mean = metric.show(None if interval is None else interval.mean, sign)
-    return mean if interval is None or interval.half == float("inf") else f"{mean} ± {metric.show(interval.half)}"
+    most = metric.high - metric.low
+    return f"{mean} ± {metric.show(interval.half)}" if interval is not None and interval.within(most) else mean
 
 
 def _as_papers(row: MethodRow, metric: Metric) -> str:
     """A mean with its standard deviation over seeds, where there are several."""
-    deviation = "" if row.over_seeds is None else f" ± {metric.show(row.over_seeds)}"
-    return metric.show(row.score.mean) + deviation
+    return metric.show(row.score.mean) + ("" if row.over_seeds is None else f" ± {metric.show(row.over_seeds)}")
 
 
 def _from_to(interval: Interval, metric: Metric) -> str:

@@ -69,8 +69,8 @@ def scenario_of(known: Mapping[str, Any], trust: bool = False) -> Scenario:
             check_file(place[0], trust)
         return from_file(origin["file"], origin["seed"], settings)
     raise ValueError(
-        f"the run of '{origin.get('title', 'a scenario')}' does not say how its clients were made; give them: "
-        "resume(folder, scenario=...)"
+        f"the run of '{origin.get('title', 'a scenario')}' does not say how its clients were made; give them, in "
+        "Python, as `scenario=...` of fedquilt.resume or extend; on the command line name clients by file.py:function"
     )
 
 
