@@ -172,7 +172,7 @@ def test_it_runs() -> None:
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: fq.scenario_from(([[1.0]], [0.5])), "would be a regression"),
+        (lambda: fq.scenario_from(([[1.0]], [0.5]), task="classification"), "say task='regression'"),
         (lambda: fq.scenario_from((X, NAMES[:5])), "do not go with labels"),
         (lambda: fq.scenario_from((X, NAMES), client=[1, 2]), "give one a sample"),
         (lambda: fq.scenario_from((X, NAMES), client=WHOSE, traits={"nord": {"a": "b"}}), "did you mean 'north'"),
@@ -211,3 +211,37 @@ def test_labels_keep_their_numbers_where_they_have_some(tmp_path: Path) -> None:
 def test_pandas_is_not_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     check_towns(fq.scenario_from(write_csv(tmp_path / "a.csv"), label="answer", client="town"))
+
+
+def test_numbers_to_predict_come_from_arrays_and_tables() -> None:
+    y = X[:, 0] * 2 + 0.1
+    made = fq.scenario_from((X, y), client=WHOSE, training=fq.Training(rounds=20, batch=6, lr=0.1))
+    assert (made.task.kind, made.clients[0].train.y.shape[1]) == ("regression", 1)
+    assert sum(len(s) for c in made.clients for s in (c.train, c.validation, c.test)) == len(X)
+    run = fq.run(made, "fedavg", engine="sequential", alone=False)
+    assert run.summary["r2_mean"] > 0.5
+    assert fq.scenario_from(Frame(a=X[:, 0], label=y), clients=3).task.kind == "regression"
+    whole = fq.scenario_from((X, np.arange(len(X)) % 7), clients=3, task="regression")
+    assert whole.clients[0].train.y.is_floating_point()
+    several = fq.scenario_from((X, np.stack([y > 0, y > 1], axis=1)), clients=3, task="multilabel")
+    assert several.classes == 2
+
+
+def test_a_hugging_face_data_set_is_a_table_with_named_labels() -> None:
+    class Feature:
+        names = ("no", "yes")
+
+    class HuggingFace:  # as `datasets.Dataset` is seen here
+        column_names = ("a", "b", "label")
+
+        @property
+        def features(self) -> dict[str, Feature | None]:
+            return {"a": None, "b": None, "label": Feature()}
+
+        def __getitem__(self, name: str) -> list[float]:
+            columns = {"a": X[:, 0], "b": X[:, 1], "label": (X[:, 0] > 0).astype(int)}
+            return list(columns[name])
+
+    made = fq.scenario_from(HuggingFace(), clients=3)
+    assert made.label_names == ("no", "yes")
+    assert made.clients[0].train.x.shape[1] == 2

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_data import tiny_load
 
+import fedquilt as fq
 from fedquilt.client import Split
 from fedquilt.data import DataMissing
 from fedquilt.data.label_table import label_table
@@ -46,7 +47,7 @@ def small(name: str, seed: int = 0, **more: Any) -> Scenario:
     return build(name, seed, **SMALL[name], **more)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", SMALL)
 def test_it_builds_with_models_that_fit_its_data(name: str) -> None:
     scenario = small(name)
     assert scenario.name == name
@@ -64,7 +65,7 @@ def test_it_builds_with_models_that_fit_its_data(name: str) -> None:
     assert (table.counts.sum(1) > 0).all()
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", SMALL)
 def test_no_sample_is_on_two_clients_or_in_two_splits(name: str) -> None:
     scenario = small(name)
     seen: set[bytes] = set()
@@ -84,7 +85,7 @@ def test_no_sample_is_on_two_clients_or_in_two_splits(name: str) -> None:
             seen.add(key)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", SMALL)
 def test_the_seed_decides(name: str) -> None:
     a, b, c = small(name), small(name), small(name, seed=1)
     same = [torch.equal(x.train.x, y.train.x) for x, y in zip(a.clients, b.clients, strict=True)]
@@ -95,7 +96,7 @@ def test_the_seed_decides(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", SMALL)
 def test_it_says_what_it_is_in_one_line(name: str) -> None:
     line = describe(SCENARIOS[name])
     assert line.endswith(".")
@@ -103,7 +104,7 @@ def test_it_says_what_it_is_in_one_line(name: str) -> None:
     assert "fraction" in settings_of(SCENARIOS[name])
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", SMALL)
 def test_a_fraction_makes_it_smaller(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, amount in (("modfl_images", 30), ("modfl_signals", 60)):  # what tiny data have, not what the paper has
         monkeypatch.setattr(f"fedquilt.scenarios.{module}.PER_LABEL", amount)
@@ -230,3 +231,15 @@ def test_feddl_has_one_scale_for_all_and_so_many_windows_on_wish() -> None:
         small("feddl-har", scale="none")
     with pytest.raises(ValueError, match=r"windows=0 leaves nobody any"):
         small("feddl-har", windows=0)
+
+
+@pytest.mark.parametrize(("name", "lead"), [("diabetes", "rmse"), ("characters", "accuracy")])
+def test_other_tasks_are_learnt_and_sharing_helps(name: str, lead: str) -> None:
+    run = fq.run(build(name), "fedavg", rounds=10, engine="vectorised")
+    assert run.trouble is None
+    assert run.federation.scenario.task.lead == lead
+    assert run.summary["gain_over_alone"] > 0
+
+
+def test_every_scenario_is_tried_here() -> None:
+    assert set(SCENARIOS) == {*SMALL, "diabetes", "characters", "har-forecast"}

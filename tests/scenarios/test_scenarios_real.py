@@ -109,3 +109,12 @@ def test_animals_keep_public_and_private_apart() -> None:
     assert scenario.public_test is not None
     assert len(scenario.common) == len(scenario.public_test) == 1000
     assert [c.at(7).samples for c in scenario.clients] == [200, 200, 200]
+
+
+@needs("uci_har")
+def test_what_walkers_do_next_is_forecast() -> None:
+    scenario = fq.scenarios.build("har-forecast", clients=4, windows=60)
+    assert scenario.clients[0].train.y.shape[1:] == (3, 12)
+    run = fq.run(scenario, "fedavg", rounds=6, engine="vectorised", alone=False)
+    assert run.trouble is None
+    assert run.summary["rmse_mean"] < run.chance[0]

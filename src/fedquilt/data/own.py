@@ -24,10 +24,11 @@ _PEAK = 255  # of an image of bytes
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples x (n, ...), their labels (n,) as numbers with names, and whose each is (n,), where that is known."""
+    """Samples x (n, ...), their labels (n,) as numbers with names, or other targets (n, ...), and whose each is (n,),
+    where that is known."""
 
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     label_names: tuple[str, ...]
     client: NDArray[np.str_] | None = None
 
@@ -35,8 +36,8 @@ class Samples:
         return len(self.y)
 
 
-def read_samples(source: Any, label: str = "label", client: Any = None) -> Samples:
-    """Samples of any kind of source.
+def read_samples(source: Any, label: str = "label", client: Any = None, classes: bool | None = None) -> Samples:
+    """Samples of any kind of source; `classes` says whether targets are labels, None: unless some are not whole.
 
     `label` names the column of the labels in a table, `client` the one that says whose a sample is; beside arrays it is
     an array of that itself. In a folder every csv or npz file is a client of the file's name.
@@ -47,15 +48,24 @@ def read_samples(source: Any, label: str = "label", client: Any = None) -> Sampl
     """
     x, labels, whose = _read(source, label, client)
     x, labels = np.asarray(x), np.asarray(labels)
-    if labels.ndim != 1 or x.ndim == 0 or len(x) != len(labels) or not len(labels):
+    if classes is None:
+        classes = not (labels.dtype.kind == "f" and bool((labels != labels.round()).any()))
+    if (labels.ndim != 1 and classes) or labels.ndim == 0 or x.ndim == 0 or len(x) != len(labels) or not len(labels):
         raise ValueError(
             f"samples of shape {x.shape} do not go with labels of shape {labels.shape}; give (n, ...) samples and (n,) "
             "labels, at least one"
         )
-    if whose is not None and np.shape(whose) != labels.shape:
+    if whose is not None and np.shape(whose) != labels.shape[:1]:
         raise ValueError(f"there are {len(labels)} samples, but clients of shape {np.shape(whose)}; give one a sample")
-    y, names = numbered(labels)
+    y, names = numbered(labels) if classes else (_targets(labels), ())
     return Samples(_inputs(x), y, names, None if whose is None else np.array([str(_plain(who)) for who in whose]))
+
+
+def _targets(values: NDArray[Any]) -> NDArray[Any]:
+    """Targets that are no classes: finite numbers."""
+    if values.dtype.kind not in "iufb" or not np.isfinite(values).all():
+        raise ValueError("targets that are no classes are finite numbers; leave samples without a target out")
+    return values
 
 
 def numbered(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -69,8 +79,8 @@ def numbered(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
             raise ValueError("labels hold NaN or infinite values; leave samples without a label out")
         if not (labels == labels.round()).all():
             raise ValueError(
-                f"labels are classes, but one is {float(labels[labels != labels.round()][0]):g}; numbers to predict "
-                "would be a regression, which there is none of yet: put them into bins"
+                f"labels are classes, but one is {float(labels[labels != labels.round()][0]):g}; say "
+                "task='regression' if numbers are to be predicted"
             )
         if float(np.abs(labels).max(initial=0)) >= _MOST:
             raise ValueError(f"labels are classes, but one is {float(np.abs(labels).max()):g}; number them from 0 up")
@@ -91,10 +101,16 @@ def _read(source: Any, label: str, client: Any) -> tuple[Any, Any, Any]:
     if hasattr(source, "columns") and hasattr(source, "to_numpy"):  # a data frame, of pandas or of others
         columns = {str(name): np.asarray(source[name]) for name in source.columns}
         return _from_columns(columns, label, client, "the data frame")
+    if hasattr(source, "features") and hasattr(source, "column_names"):  # of Hugging Face
+        columns = {str(name): np.asarray(source[name]) for name in source.column_names}
+        names = getattr(source.features.get(label), "names", None)
+        if names is not None and label in columns:
+            columns[label] = np.asarray(names)[columns[label]]
+        return _from_columns(columns, label, client, "the data set")
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):  # a torch Dataset
         try:
             pairs = [source[at] for at in range(len(source))]
-            return np.stack([_array(x) for x, _ in pairs]), np.array([_plain(y) for _, y in pairs]), client
+            return np.stack([_array(x) for x, _ in pairs]), np.array([_target(y) for _, y in pairs]), client
         except (TypeError, ValueError) as error:
             raise TypeError(f"a data set gives a pair (sample, label) for every number, all alike ({error})") from None
     raise TypeError(
@@ -198,6 +214,11 @@ def _inputs(x: NDArray[Any]) -> NDArray[Any]:
 
 def _array(values: Any) -> NDArray[Any]:
     return np.asarray(values.numpy(force=True) if hasattr(values, "numpy") else values)
+
+
+def _target(value: Any) -> Any:
+    """A target as numpy can stack it."""
+    return _array(value) if hasattr(value, "ndim") and value.ndim else _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from fedquilt.models.blocks import dense
@@ -60,3 +61,23 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.output(self.hidden(x.flatten(1)))
         return out
+
+
+class Forecaster(nn.Module):
+    """What follows a signal: the last reading and what a perceptron of the past adds to it, (n, channels, steps).
+
+    >>> import torch
+    >>> Forecaster(3, past=48, steps=12)(torch.zeros(2, 3, 48)).shape
+    torch.Size([2, 3, 12])
+    """
+
+    def __init__(self, channels: int, past: int, steps: int, hidden: int = 48) -> None:
+        super().__init__()
+        self.channels, self.steps = channels, steps
+        self.hidden = nn.Linear(channels * past, hidden)
+        self.output = nn.Linear(hidden, channels * steps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = x[:, :, -1:]
+        moves: Tensor = self.output(torch.tanh(self.hidden((x - last).flatten(1))))
+        return last + moves.view(-1, self.channels, self.steps)

@@ -7,11 +7,25 @@ from typing import Any
 from fedquilt._util.wording import first_line as describe
 from fedquilt._util.wording import settings_of
 from fedquilt.scenario import Scenario
-from fedquilt.scenarios import animals, digits, feddl, fedem, modfl_images, modfl_signals, thesis
+from fedquilt.scenarios import (
+    animals,
+    characters,
+    diabetes,
+    digits,
+    feddl,
+    fedem,
+    har_forecast,
+    modfl_images,
+    modfl_signals,
+    thesis,
+)
 from fedquilt.scenarios.registry import Builder, build_from
 
 SCENARIOS: dict[str, Builder] = {
     "digits": digits.digits,
+    "diabetes": diabetes.diabetes,
+    "characters": characters.characters,
+    "har-forecast": har_forecast.har_forecast,
     "modfl-images": modfl_images.modfl_images,
     "modfl-cameras": modfl_images.modfl_cameras,
     "modfl-har": modfl_signals.modfl_har,

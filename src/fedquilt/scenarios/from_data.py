@@ -21,6 +21,7 @@ from fedquilt.data.windows import Standardiser
 from fedquilt.engines.settings import Training
 from fedquilt.models.plain import MLP
 from fedquilt.scenario import Scenario
+from fedquilt.tasks import Task, as_task
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {"dirichlet": dirichlet, "iid": iid}
 AnyModel = Callable[..., nn.Module] | None
@@ -40,16 +41,18 @@ def scenario_from(
     traits: Mapping[str, Mapping[str, str]] | None = None,
     training: Training | None = None,
     seed: int = 0,
+    task: str | Task | None = None,
 ) -> Scenario:
     """A scenario of your own samples: read, given to clients, and split into training, validation and test.
 
     `source` is a pair (samples, labels), a data frame, a csv or npz file (arrays `x`, `y` and maybe `client`), a folder
-    of such files, one a client, or a torch Dataset. Labels may be texts; images of bytes become numbers up to 1,
-    channel first. `label` and `client` name columns of a table; beside arrays, `client` is an array that says whose
-    each sample is. Where nobody says whose samples are, `partition` deals them out among `clients`: "dirichlet", "iid",
-    a function of (labels, clients, seed), or a partition made ready. Every client's samples are split at random,
-    label by label, by `shares`; windows of one recording overlap, so split those yourself, by
-    `fedquilt.data.time_split`, and make `Client`s.
+    of such files, one a client, a torch Dataset, or a Hugging Face data set of columns of numbers. `task` says what
+    targets are (see `fedquilt.tasks`); without one, those that are not whole are numbers, others classes. Labels
+    may be texts; images of bytes become numbers up to 1, channel first. `label` and `client` name columns of a
+    table; beside arrays, `client` is an array that says whose each sample is. Where nobody says whose samples are,
+    `partition` deals them out among `clients`: "dirichlet", "iid", a function of (labels, clients, seed), or a
+    partition made ready. Every client's samples are split at random, label by label, by `shares`; windows of one
+    recording overlap, so split those yourself, by `fedquilt.data.time_split`, and make `Client`s.
 
     `model` builds a network: a function without arguments, or of a sample's shape and the number of classes; without
     one it is a small perceptron. With `standardise` every channel of a client's samples (a column of a table) is
@@ -60,36 +63,44 @@ def scenario_from(
     >>> len(made.clients), made.label_names, sum(c.samples for c in made.clients)
     (3, ('high', 'low', 'mid'), 54)
     """
-    samples = read_samples(source, label, client)
-    parts = _parts(samples, partition, clients, seed)
-    build = _builder(model, samples.x.shape[1:], max(int(samples.y.max()) + 1, len(samples.label_names)))
+    wanted = None if task is None else as_task(task)
+    samples = read_samples(source, label, client, None if wanted is None else wanted.has_classes)
+    by_class = samples.y.ndim == 1 and (wanted.has_classes if wanted is not None else samples.y.dtype.kind in "iu")
+    kinds = samples.y if by_class else np.zeros(len(samples), dtype=np.int64)  # what is dealt out and split evenly
+    parts = _parts(samples, kinds, partition, clients, seed)
+    wide = max(int(samples.y.max()) + 1, len(samples.label_names)) if by_class else int(np.prod(samples.y.shape[1:]))
+    build = _builder(model, samples.x.shape[1:], wide)
     unknown = sorted(set(traits or {}) - set(parts))
     if unknown:
         raise ValueError(f"traits: {did_you_mean(unknown[0], list(parts), 'client')}")
     made = []
     for number, (who, mine) in enumerate(parts.items()):
-        splits = random_split(samples.y[mine], shares, seed + number)
+        splits = random_split(kinds[mine], shares, seed + number)
         x = samples.x[mine]
         if standardise:
             x = Standardiser.fit(x[splits[0]])(x)
         train, validation, test = ((x[part], samples.y[mine][part]) for part in splits)
         made.append(Client(who, build, train, validation, test, (traits or {}).get(who)))
-    return Scenario(name, made, training, label_names=samples.label_names)
+    return Scenario(name, made, training, label_names=samples.label_names, task=task)
 
 
 def _parts(
-    samples: Samples, partition: str | Callable[..., Partition] | Partition, clients: int, seed: int
+    samples: Samples,
+    kinds: NDArray[np.int64],
+    partition: str | Callable[..., Partition] | Partition,
+    clients: int,
+    seed: int,
 ) -> dict[str, NDArray[np.int64]]:
     """Each client's samples by its name."""
     if samples.client is not None:
         names, numbers = np.unique(samples.client, return_inverse=True)
-        whose = by_subject(numbers, samples.y)
+        whose = by_subject(numbers, kinds)
         return {str(name): mine for name, mine in zip(names, whose, strict=True)}
     if isinstance(partition, str):
         if partition not in PARTITIONS:
             raise ValueError(did_you_mean(partition, PARTITIONS, "partition"))
         partition = PARTITIONS[partition]
-    dealt = partition if isinstance(partition, Partition) else partition(samples.y, clients, seed=seed)
+    dealt = partition if isinstance(partition, Partition) else partition(kinds, clients, seed=seed)
     highest = max((int(mine.max()) for mine in dealt if len(mine)), default=-1)
     if highest >= len(samples):
         raise ValueError(f"the partition deals out sample {highest}, but there are {len(samples)}, counted from 0")

@@ -14,8 +14,7 @@ from fedquilt.tasks.regression import Regression
 class Forecasting(Regression):
     """The next readings of a series: targets (n, steps) or (n, channels, steps), and a model gives as many numbers.
 
-    It is a regression; rows also tell the error of every step, and channel. `fedquilt.data.forecast_windows` cuts a
-    series into samples and what follows them.
+    It is a regression; rows also tell the error of every step, and channel.
     """
 
     kind: ClassVar[str] = "forecasting"
