@@ -53,18 +53,19 @@ class Evaluation:
     def rows(self) -> list[Row]:
         """One row a client; a client without samples in the split has none."""
         samples, details = self.task.samples(self.kept).tolist(), self.task.details(self.kept)
-        measures = self.measures()
+        measures = {name: _numbers(values, len(samples)) for name, values in self.measures().items()}
+        losses, training = _numbers(self.losses, len(samples)), _numbers(self.training, len(samples))
         return [
             {
                 "round": self.round,
                 "client": client,
                 "readout": self.readout,
                 "split": self.split,
-                **{name: _number(values, i) for name, values in measures.items()},
+                **{name: values[i] for name, values in measures.items()},
                 "samples": int(samples[i]),
                 **{name: values[i] for name, values in details.items()},
-                "loss": _number(self.losses, i),
-                "training_loss": _number(self.training, i),
+                "loss": losses[i],
+                "training_loss": training[i],
                 **({"liar": True} if i in self.liars else {}),
             }
             for i, client in enumerate(self.clients)
@@ -89,10 +90,11 @@ class Evaluation:
         return float(values.where(honest, math.nan).nanmean())
 
 
-def _number(of_clients: Tensor | None, client: int) -> float | None:
-    """A client's number, None where there is none, or none that JSON could hold."""
-    number = math.nan if of_clients is None else float(of_clients[client])
-    return number if math.isfinite(number) else None
+def _numbers(of_clients: Tensor | None, clients: int) -> list[float | None]:
+    """A number a client, None where there is none, or none that JSON could hold."""
+    if of_clients is None:
+        return [None] * clients
+    return [number if math.isfinite(number) else None for number in of_clients.tolist()]
 
 
 def final(rows: Iterable[Row], readout: str, split: str) -> dict[str, Row]:

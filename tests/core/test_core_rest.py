@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from core_help import federation, mlp, points, rows_of
 from torch import Tensor, nn
 
+from fedquilt._util import shared_memory
 from fedquilt._util.randomness import key_of
 from fedquilt._util.shared_memory import _NO_RESERVE, common_zeros, is_common
+from fedquilt.core import row_store
 from fedquilt.core.row_store import RowStore
 from fedquilt.engines.engine import Samples, TrainingJob, TrainingSpec
 from fedquilt.engines.objective import task_loss
@@ -44,6 +47,43 @@ def test_everyone_s_rows_are_the_first_until_they_are_put_back() -> None:
     assert rest.fresh == {0, 2}
     rest.all()[2] = 5.0
     assert rest.take([0, 1, 2]).tolist() == [[1.0], [7.0], [5.0]]
+
+
+def test_many_rows_rest_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    file_of = shared_memory._file_of
+
+    def noted(size: int) -> mmap.mmap:
+        made.append(size)
+        return file_of(size)
+
+    monkeypatch.setattr(shared_memory, "_file_of", noted)
+    monkeypatch.setattr(row_store, "_IN_MEMORY", 63)
+    RowStore(torch.ones(1, 3), [0] * 5)  # 60 bytes
+    assert not made
+    rest = RowStore(torch.ones(1, 4), [0] * 4)
+    assert made == [64]
+    rest.put([2, 0], torch.tensor([[7.0] * 4, [5.0] * 4]))
+    assert rest.take([0, 1, 2, 3])[:, 3].tolist() == [5.0, 1.0, 7.0, 1.0]
+    assert is_common(rest.store)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "parallel-stacks"])
+def test_samples_that_are_many_are_copied_as_clients_train(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit what a table of all samples gives, with clients of unlike sizes and some of them in a round."""
+    scenario = points(mlp, sizes=(4, 9, 5, 7, 4, 6), training={"share": 0.5, "rounds": 3, "batch": 3})
+    found = []
+    for most in (2**27, 0):
+        monkeypatch.setattr("fedquilt.engines.engine._TABLE_BYTES", most)
+        federated = federation(scenario, engine=engine)
+        for _ in range(3):
+            federated.step(evaluate=False)
+        samples = federated.simulation.family_states[0].samples
+        assert ("x" in vars(samples)) == (most > 0)
+        found.append(rows_of(federated))
+        federated.close()
+    for name, row in found[0].items():
+        assert torch.equal(row, found[1][name])
 
 
 def test_a_checkpoint_holds_only_those_who_took_part() -> None:

@@ -285,3 +285,23 @@ def test_without_plotly_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(ImportError, match=r"pip install 'fedquilt\[report\]'"):
         page.write_page([tmp_path], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_of_very_many_clients_some_are_shown_and_all_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", "feddl", clients=40, rounds=4)
+    (all_,) = page_data([tmp_path / "run"])["scenarios"]
+    monkeypatch.setattr("fedquilt.report.sample_clients.MOST", 9)
+    (some,) = page_data([tmp_path / "run"])["scenarios"]
+    assert (len(some["clients"]), some["everyone"], all_["everyone"]) == (9, 40, 40)
+    assert some["views"][0]["table"] == all_["views"][0]["table"]  # means and intervals are over everyone
+    (whole,), (part,) = all_["views"][0]["methods"], some["views"][0]["methods"]
+    assert part["mean"] == whole["mean"]
+    scores = dict(zip(all_["clients"], unpacked(whole["final"]).tolist(), strict=True))
+    assert unpacked(part["final"]).tolist() == [scores[client] for client in some["clients"]]
+    ranked = sorted(scores.values())
+    assert sorted(unpacked(part["final"]).tolist())[::8] == [ranked[0], ranked[-1]]  # from the worst to the best
+    assert unpacked(some["details"][0]["history"]).shape[0] == 9
+    assert [len(quilt["clients"]) for quilt in some["quilts"]] == [9]
+    assert unpacked(some["traffic"][0]["up"]).shape == (9,)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from run_help import SETTINGS, SUITED, build, contents, dies, kill_me
+from safetensors.torch import load_file
 
 import fedquilt as fq
 from fedquilt.core import local_training
@@ -20,6 +23,7 @@ from fedquilt.core.federation import RoundReport
 from fedquilt.core.simulation import Simulation
 from fedquilt.engines.select import ENGINES
 from fedquilt.methods import METHODS
+from fedquilt.runs.checkpoint import Damaged
 from fedquilt.runs.folder import RunFolder
 
 READOUTS = ("received", "adapted", "best-of-last-2")
@@ -154,3 +158,56 @@ def test_the_vectorised_engine_goes_on_to_the_same_bits(
 ) -> None:
     torch.manual_seed(random.randrange(1000))  # ambient randomness must not matter
     check(method, tmp_path, monkeypatch, kills=2, engine="vectorised")
+
+
+@pytest.mark.parametrize("method", ["fedper", "scaffold"])
+def test_rows_in_a_file_and_models_in_stacks_go_on_to_the_same_bits(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedquilt.core.row_store._IN_MEMORY", 0)
+    monkeypatch.setattr("fedquilt.runs.saved_models._FILES", 2)
+    check(method, tmp_path, monkeypatch, kills=2)
+    mapped, plain = tmp_path / "whole", tmp_path / "plain"
+    assert [path.name for path in (mapped / "models").glob("*.safetensors")] == ["stack-00000.safetensors"]
+    monkeypatch.undo()
+    run(method, plain)
+    for client in ("c0", "c4"):
+        state = fq.load_model(plain, client).state_dict()
+        for name, tensor in fq.load_model(mapped, client).state_dict().items():
+            assert torch.equal(tensor, state[name])
+
+
+def test_a_checkpoint_writes_the_rows_that_changed(tmp_path: Path) -> None:
+    """Of twelve clients three take part in a round: later checkpoints hold those, and lean on earlier ones."""
+    scenario = build(clients=12)
+    training = scenario.training.but({"share": 0.25, "rounds": 6})
+    sizes: list[int] = []
+
+    def look(federation: fq.Federation, report: RoundReport) -> None:
+        state = json.loads(json.loads((tmp_path / "run" / "checkpoint" / "state.json").read_text())["state"])
+        files = [entry["tensors"] for entry in state["earlier"]] + [state["tensors"]]
+        assert {path.name for path in (tmp_path / "run" / "checkpoint").glob("*.safetensors")} == set(files)
+        rows = [len(load_file(tmp_path / "run" / "checkpoint" / name)["seen/0"]) for name in files]
+        assert sum(rows) <= 2 * 12
+        sizes.append(rows[-1])
+
+    fq.run(scenario, "fedper", training=training, out=tmp_path / "run", checkpoint_every=1, alone=False,
+           callbacks=[look], engine="sequential")  # fmt: skip
+    assert sizes[:2] == [3, 3]
+
+
+def test_an_earlier_checkpoint_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    scenario = build(clients=12)
+
+    def stop(federation: fq.Federation, report: RoundReport) -> None:
+        if report.round == 2:
+            kill_me()
+
+    training = scenario.training.but({"share": 0.25})
+    go = partial(fq.run, scenario, "fedper", training=training, out=tmp_path / "run", checkpoint_every=1, alone=False,
+                 callbacks=[stop], engine="sequential")  # fmt: skip
+    assert dies(go) == -9
+    first = tmp_path / "run" / "checkpoint" / "round-000001.safetensors"
+    first.write_bytes(first.read_bytes()[:-1] + b"\x07")
+    with pytest.raises(Damaged, match="was changed since it was written"):
+        fq.resume(tmp_path / "run", scenario)

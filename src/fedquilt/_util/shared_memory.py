@@ -9,6 +9,7 @@ import mmap
 import os
 import platform
 import sys
+import tempfile
 import weakref
 from collections.abc import Sequence
 
@@ -25,20 +26,32 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h has them
 _starts: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 
 
-def common_zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+def common_zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, on_disk: bool = False) -> Tensor:
     """Zeros that processes forked later share. What is never written takes no memory, so there may be more than fits.
 
-    Anonymous memory, not a file: the file system for shared memory is tiny in many containers.
+    Anonymous memory, not a file: the file system for shared memory is tiny in many containers. `on_disk`: in a file
+    without a name among the temporary ones (TMPDIR says where), which the system writes out where memory is scarce.
 
     >>> common_zeros((2, 3)).sum()
     tensor(0.)
     """
     if math.prod(shape) == 0:
         return torch.zeros(shape, dtype=dtype)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **_HOW)
+    memory = _file_of(math.prod(shape) * dtype.itemsize) if on_disk else _memory_of(math.prod(shape) * dtype.itemsize)
     tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
     _starts[tensor.untyped_storage().data_ptr()] = memory  # lives as long as a tensor holds it
     return tensor
+
+
+def _memory_of(size: int) -> mmap.mmap:
+    return mmap.mmap(-1, size, **_HOW)
+
+
+def _file_of(size: int) -> mmap.mmap:
+    """A file of zeros in memory; what is never written takes no room on the disk either."""
+    with tempfile.TemporaryFile(prefix="fedquilt-") as file:
+        file.truncate(size)
+        return mmap.mmap(file.fileno(), size)
 
 
 def place_on(numbers: Sequence[int] | NDArray[np.int64], device: torch.device) -> Tensor:

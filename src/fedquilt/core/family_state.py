@@ -24,6 +24,7 @@ from fedquilt.sharing import install
 from fedquilt.tasks import Classification
 
 _LITTLE = 2**26  # bytes of samples that are looked at together
+_KEPT = 2**28  # bytes of a split of all clients that is kept, padded, from round to round
 _SCORE_BYTES = 8  # that a class of a sample takes: the scores of two models
 
 
@@ -98,10 +99,24 @@ class FamilyState:
         self, split: str, places: tuple[int, ...], public: Sequence[Split], device: torch.device
     ) -> PaddedSplit:  # fmt: skip
         """A split of the clients at some places, or of all; the same clients are looked at in every round."""
-        if (split, places) not in self.tables:
+        found = self.tables.get((split, places))
+        if found is None:
             clients = [self.clients[at] for at in places] or self.clients
-            self.tables[split, places] = table_of(clients, split, public).to(device)
-        return self.tables[split, places]
+            found = table_of(clients, split, public).to(device)
+            if self.much(split) and device.type == "cpu":  # only that of the latest look
+                self.tables = {key: table for key, table in self.tables.items() if key[0] != split}
+            self.tables[split, places] = found
+        return found
+
+    def much(self, split: str) -> bool:
+        """Whether a split of all clients is too much to be kept once more."""
+        sample = self.clients[0].train.x[0]
+        count = self._trained if split == "train" else int(self.lengths[:, ("validation", "test").index(split)].sum())
+        return count * sample.numel() * sample.element_size() > _KEPT
+
+    @cached_property
+    def _trained(self) -> int:
+        return sum(client.samples for client in self.clients)
 
     def room(self, k: int, device: torch.device) -> Tensor:
         """(k, width) of memory to train chosen clients in, with whatever is in it."""

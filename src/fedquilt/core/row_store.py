@@ -1,4 +1,7 @@
-"""Where clients rest between rounds: a row each, and no memory for those who never took part."""
+"""Where clients rest between rounds: a row each, and no memory for those who never took part.
+
+Many rows rest in a file that is mapped into memory: the system keeps there what is used, and writes out what is not.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import torch
 from torch import Tensor
 
 from fedquilt._util.shared_memory import common_zeros, place_on
+
+_IN_MEMORY = 2**30  # bytes of rows on a CPU; more of them rest in a file
 
 
 class RowStore:
@@ -23,8 +28,10 @@ class RowStore:
         self.first, self.which = first.to(device), list(which)
         shape = (len(which), first.shape[1])
         on_cpu = self.first.device.type == "cpu"
-        self.store = common_zeros(shape) if on_cpu else torch.empty(shape, device=device)
+        on_disk = len(which) * first.shape[1] * first.element_size() > _IN_MEMORY
+        self.store = common_zeros(shape, on_disk=on_disk) if on_cpu else torch.empty(shape, device=device)
         self.fresh = set(range(len(which)))  # those that nobody put back yet
+        self.changed: set[int] | None = None  # who was put back since the last checkpoint; None: there is none of these
 
     @property
     def device(self) -> torch.device:
@@ -37,15 +44,17 @@ class RowStore:
             places = [place for place in self.fresh if self.which[place] == number]
             self.store[self.index(places)] = row
         self.fresh.clear()
+        self.changed = None
         return self.store
 
     def take(self, places: Sequence[int]) -> Tensor:
         """(n, width) a copy of some rows."""
-        rows = self.store[self.index(places)]
-        if self.fresh:
-            at = [i for i, place in enumerate(places) if place in self.fresh]
-            if at:
-                rows[at] = self.first[[self.which[places[i]] for i in at]]
+        seen = [i for i, place in enumerate(places) if place not in self.fresh] if self.fresh else ()
+        if not self.fresh or len(seen) == len(places):
+            return self.store[self.index(places)]
+        rows = self.started(places)  # rows that were never written are not read either: that would make room for them
+        if seen:
+            rows[self.index(seen)] = self.store[self.index([places[i] for i in seen])]
         return rows
 
     def started(self, places: Sequence[int]) -> Tensor:
@@ -57,6 +66,8 @@ class RowStore:
         self.store.index_copy_(0, self.index(places), rows.to(self.device))
         if self.fresh:
             self.fresh.difference_update(places)
+        if self.changed is not None:
+            self.changed.update(places)
 
     def index(self, places: Sequence[int]) -> Tensor:
         """(n,) places as a tensor where the rows are."""

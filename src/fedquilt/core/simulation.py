@@ -241,10 +241,15 @@ class Simulation:
 
         def tables(split: str) -> PaddedSplit:
             public = self.terms.public(family_state.clients[0])
-            if split != "train" and not family_state.even(self.terms.classes):
+            apart = split != "train" and not family_state.even(self.terms.classes)
+            if apart or (family_state.much(split) and self.device.type == "cpu"):
                 return family_state.table(split, places, public, self.device)
             whole = family_state.table(split, (), public, self.device)
-            return whole if family_state.everybody(places) else whole.of(torch.tensor(places, device=whole.y.device))
+            if family_state.everybody(places):
+                return whole
+            if places == tuple(range(places[0], places[0] + len(places))):  # neighbours need not be copied
+                return whole.of(slice(places[0], places[0] + len(places)))
+            return whole.of(torch.tensor(places, device=whole.y.device))
 
         return ClientStack(
             family=family_state.family,

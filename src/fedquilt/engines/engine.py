@@ -8,7 +8,9 @@ from functools import cached_property
 from itertools import accumulate
 from typing import ClassVar, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedquilt.engines.objective import Objective
@@ -17,6 +19,8 @@ from fedquilt.engines.settings import Training
 from fedquilt.families.copies import copy_of
 from fedquilt.families.layout import Layout
 from fedquilt.tasks import Classification, Task
+
+_TABLE_BYTES = 2**27  # of samples on a CPU; more are not copied together, but as clients train
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,25 @@ class Samples:
         starts = list(accumulate([0, *(len(y) for _, y in self.parts)]))
         return tuple(starts[part] for part in self.part)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """How much memory the samples take."""
         return sum(x.numel() * x.element_size() for x, _ in self.parts)
+
+    def table(self, members: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+        """A table with the samples and labels of some clients, and where theirs start in it.
+
+        It is that of all clients, which is made once, but on a CPU where those are many: there only theirs are copied.
+        """
+        if device.type != "cpu" or self.bytes <= _TABLE_BYTES:
+            return self.x, self.y, self._starts[members]
+        mine = [self.parts[self.part[member]] for member in members]
+        starts = np.cumsum([0, *(len(y) for _, y in mine[:-1])])
+        return torch.cat([x for x, _ in mine]), torch.cat([y for _, y in mine]), starts
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        return np.array(self.start)
 
     def to(self, device: torch.device) -> Samples:
         """The same samples on a device, in one table."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -170,7 +171,8 @@ class ParallelStacks(Parallel):
 
     def _start(self, tensors: Mapping[str, Tensor]) -> None:
         self.most = how_many_a_worker(self.recipe, _extras_of(tensors))
-        _ = self.recipe.samples.x, self.recipe.samples.y  # made before forking, the table is there once for all workers
+        # made before forking, a table of all samples is there once for all workers
+        self.recipe.samples.table(np.zeros(1, dtype=np.int64), self.recipe.device)
         super()._start(tensors)
 
     def _engine(self) -> Engine:

@@ -70,9 +70,10 @@ class Stage:
         self.indices = torch.zeros(k, engine.most_steps, batch, dtype=torch.int64, device=device)
         self.epoch = torch.zeros(k, engine.most_steps, dtype=torch.int64, device=device)
         self.short = engine.longest % batch if engine.whole else 0
-        x = recipe.samples.x
+        x = recipe.samples.parts[0][0]
         bytes_ahead = self.indices.numel() * x[0].numel() * x.element_size()
         self.ahead = captures(device) and engine.whole and x.device.type == device.type and bytes_ahead <= _AHEAD_BYTES
+        self.tables: list[Tensor] = []  # the samples and labels that batches are picked from
         self.batches: tuple[Tensor, ...] = ()  # of all steps, where they are picked ahead
         self.mask = torch.zeros(self.indices.shape, device=device) if engine.pads else None
         self.lay_out()
@@ -111,7 +112,8 @@ class Stage:
             self.scale.copy_(job.scale)
         members = np.array(job.members)
         drawn = streams(self.engine.keys[members], job.round, training.epochs)
-        write_to(self.draw, np.column_stack([drawn, self.engine.starts[members]]))
+        *self.tables, starts = self.recipe.samples.table(members, device)
+        write_to(self.draw, np.column_stack([drawn, starts]))
         if job.lr != self.rate:
             self.rate = job.lr
             self.lr.fill_(job.lr)
@@ -134,8 +136,7 @@ class Stage:
         indices = self.schedule.indices(order, self.draw[:, -1])  # (k, S, B)
         self.indices[:, : indices.shape[1]] = indices
         if self.ahead:  # two launches for all steps
-            samples = self.recipe.samples
-            self.batches = tuple(table[indices.transpose(0, 1)] for table in (samples.x, samples.y))  # (S, k, B, ...)
+            self.batches = tuple(table[indices.transpose(0, 1)] for table in self.tables)  # (S, k, B, ...)
         self.optimiser.reset()
         self.losses.zero_()
         self.step.zero_()
@@ -206,11 +207,11 @@ class Stage:
         size = self.size(at)
         if self.batches and at is not None:
             return [of_all[at][:, :size] for of_all in self.batches]
-        index, tables = self.pick(self.indices, at)[:, :size], (self.recipe.samples.x, self.recipe.samples.y)
-        if tables[0].device == index.device:
-            return [table[index] for table in tables]
+        index = self.pick(self.indices, at)[:, :size]
+        if self.tables[0].device == index.device:
+            return [table[index] for table in self.tables]
         # samples that do not fit on the device rest in host memory
-        return [table[index.cpu()].to(index.device) for table in tables]
+        return [table[index.cpu()].to(index.device) for table in self.tables]
 
     def size(self, at: int | None) -> int | None:
         """How many samples a client's batch of a step has; None: as many as there are places."""

@@ -47,7 +47,7 @@ class Vectorised:
         self.constants = Constants(self.module, recipe.layout.places)
         self.manners: Manners | None = None
         self.draws = has_dropout(self.module)
-        self.keys, self.starts = np.array(recipe.samples.key, dtype=np.uint64), np.array(recipe.samples.start)
+        self.keys = np.array(recipe.samples.key, dtype=np.uint64)
         self.budget = memory_budget(recipe.device)
         counts = recipe.samples.count
         self.longest = max(counts)

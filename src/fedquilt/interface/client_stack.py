@@ -52,7 +52,7 @@ class PaddedSplit:
         count = (self.count.clamp(max=stop) - start).clamp(min=0)
         return PaddedSplit(self.x[:, start:stop], self.y[:, start:stop], self.mask[:, start:stop], count, public)
 
-    def of(self, places: Tensor) -> PaddedSplit:
+    def of(self, places: Tensor | slice) -> PaddedSplit:
         """The same for some clients only."""
         public = None if self.public is None else self.public[places]
         return PaddedSplit(self.x[places], self.y[places], self.mask[places], self.count[places], public)

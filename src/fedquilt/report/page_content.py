@@ -17,6 +17,7 @@ from fedquilt.report.comparison_data import ALONE, Group, at_rounds, known_mean,
 from fedquilt.report.plan_frames import frames, packed, small
 from fedquilt.report.read_runs import Reading, RunFiles, read_run, run_folders, settings_tried
 from fedquilt.report.run_texts import json_of, text_of
+from fedquilt.report.sample_clients import shown, some_clients
 
 
 def page_data(
@@ -76,7 +77,9 @@ def grouped(runs: Sequence[RunFiles]) -> list[Group]:
 def scenario_data(name: str, runs: Sequence[RunFiles], reference: str | None, target: float | None) -> dict[str, Any]:
     """One scenario's part of the page."""
     groups = grouped(runs)
-    clients = list(dict.fromkeys(c for run in runs for c in run.clients))
+    everyone = list(dict.fromkeys(c for run in runs for c in run.clients))
+    clients = shown(runs, everyone)  # one by one; curves and tables are of everyone
+    some = [Group(group.name, [some_clients(run, clients) for run in group.runs]) for group in groups]
     all_readings = dict.fromkeys(r for run in runs for r in (run.reading, *run.series) if r[0] != ALONE[0])
     readings: list[Reading | None] = [None, *(all_readings if len(all_readings) > 1 else ())]
     classes = max((m.shape[0] for run in runs for m in run.confusion.values()), default=0)
@@ -85,12 +88,13 @@ def scenario_data(name: str, runs: Sequence[RunFiles], reference: str | None, ta
         "name": name,
         "clients": clients,
         "metric": runs[0].metric.told() | {"heading": runs[0].metric.heading},
+        "everyone": len(everyone),
         "labels": labels + [str(i) for i in range(len(labels), classes)],
         "methods": [{"name": g.name, "seeds": [r.seed for r in g.runs]} for g in groups],
         "views": [view_data(groups, clients, reading, reference, target) for reading in readings],
-        "details": [client_details(g, clients) for g in groups],
-        "quilts": quilts(groups, clients),
-        "traffic": [client_traffic(g, clients) for g in groups],
+        "details": [client_details(g, clients) for g in some],
+        "quilts": quilts(some, clients),
+        "traffic": [client_traffic(g, clients) for g in some],
         "runs": [run_facts(g, r) for g in groups for r in g.runs],
     }
 

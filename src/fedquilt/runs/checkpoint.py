@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from fedquilt.sharing import Plan
 
 _TENSOR, _TUPLE, _PAIRS = "__tensor__", "__tuple__", "__pairs__"
 _STATE = "state.json"
+_EARLIER = "earlier/"
+_AT_ONCE = 10_000  # rows
 
 Tensors = dict[str, Tensor]
 
@@ -111,16 +113,17 @@ def restore_server(server: Server, tensors: Mapping[str, Tensor], text: Mapping[
         server.all_values.append(CircleValues(plan, named, value, known, memory=memory))
 
 
-def federation_state(federation: Federation, tensors: Tensors) -> dict[str, Any]:
-    """Everything a federation has to remember between two rounds."""
+def federation_state(federation: Federation, tensors: Tensors, since: bool = False) -> dict[str, Any]:
+    """Everything a federation has to remember between two rounds.
+
+    With `since` only the rows that were put back since the last checkpoint are in it.
+    """
     simulation = federation.simulation
     text: dict[str, Any] = {"server": server_state(federation.server, tensors), "memory": [], "families": []}
     for i, family_state in enumerate(simulation.family_states):
-        seen = [at for at in range(len(family_state.clients)) if at not in family_state.store.fresh]
-        tensors[f"seen/{i}"], tensors[f"rows/{i}"] = (
-            torch.tensor(seen, dtype=torch.int64),
-            family_state.store.take(seen),
-        )
+        store = family_state.store
+        seen = sorted(store.changed or ()) if since else [at for at in range(len(store.which)) if at not in store.fresh]
+        tensors[f"seen/{i}"], tensors[f"rows/{i}"] = torch.tensor(seen, dtype=torch.int64), store.take(seen)
         text["families"].append(simulation.training.kept(family_state))
     for ids, memory in simulation.memory.items():
         text["memory"].append([list(ids), to_plain(memory, tensors)])
@@ -137,15 +140,17 @@ def restore_federation(federation: Federation, tensors: Mapping[str, Tensor], te
     if len(text["families"]) != len(simulation.family_states):
         raise Damaged("the checkpoint is of other models than the scenario now has; it was left as it is")
     for i, (family_state, how) in enumerate(zip(simulation.family_states, text["families"], strict=True)):
-        rows, seen = tensors.get(f"rows/{i}"), tensors.get(f"seen/{i}")
-        if (
-            rows is None
-            or seen is None
-            or rows.shape[1] != family_state.family.layout.width
-            or len(seen) > len(family_state.clients)
-        ):
-            raise Damaged("the checkpoint is of other models than the scenario now has; it was left as it is")
-        family_state.store.put(seen.tolist(), rows)
+        for before in (*(f"{_EARLIER}{at}/" for at in range(len(text.get("earlier", ())))), ""):
+            rows, seen = tensors.get(f"{before}rows/{i}"), tensors.get(f"{before}seen/{i}")
+            if (
+                rows is None
+                or seen is None
+                or rows.shape[1] != family_state.family.layout.width
+                or len(seen) > len(family_state.clients)
+            ):
+                raise Damaged("the checkpoint is of other models than the scenario now has; it was left as it is")
+            for at in range(0, len(seen), _AT_ONCE):  # what was read is mapped from its file: it need not all be there
+                family_state.store.put(seen[at : at + _AT_ONCE].tolist(), rows[at : at + _AT_ONCE])
         simulation.training.restore(family_state, how)
     for ids, memory in text["memory"]:
         simulation.memory[tuple(ids)] = from_plain(memory, tensors)
@@ -184,20 +189,31 @@ def _apart(tensors: Mapping[str, Tensor]) -> Tensors:
     return apart
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor], text: Mapping[str, Any]) -> None:
-    """Write a checkpoint: first the tensors under a new name, then `state.json`, which names them; then tidy up."""
+def save(
+    folder: Path, tensors: Mapping[str, Tensor], text: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Write a checkpoint: first the tensors under a new name, then `state.json`, which names them; then tidy up.
+
+    `earlier` are checkpoints whose rows hold where later ones do not have them; what is given back is this one's entry.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"round-{text['server']['round']:06d}.safetensors"
     checksum = write_tensors(folder / name, tensors)
-    inside = json.dumps({**text, "tensors": name, "sha256": checksum})
+    inside = json.dumps({**text, "tensors": name, "sha256": checksum, "earlier": list(earlier)})
     write_text(folder / _STATE, json.dumps({"check": digest(inside.encode()), "state": inside}))
-    tidy(folder, name)
+    tidy(folder, [name, *(entry["tensors"] for entry in earlier)])
+    return {"tensors": name, "sha256": checksum, "rows": rows_in(tensors)}
 
 
-def tidy(folder: Path, name: str) -> None:
-    """Remove the tensors of older checkpoints, and what a kill left half-written."""
+def rows_in(tensors: Mapping[str, Tensor]) -> int:
+    """How many clients' rows are in a checkpoint."""
+    return sum(len(seen) for name, seen in tensors.items() if name.startswith("seen/"))
+
+
+def tidy(folder: Path, names: Collection[str]) -> None:
+    """Remove the tensors of checkpoints that are not named, and what a kill left half-written."""
     for old in [*folder.glob("round-*.safetensors*"), *folder.glob(_STATE + NEW)]:
-        if old.name != name:
+        if old.name not in names:
             old.unlink()
 
 
@@ -210,7 +226,11 @@ def load(folder: Path) -> tuple[Tensors, dict[str, Any]] | None:
         if outer["check"] != digest(outer["state"].encode()):
             raise Damaged(f"{folder / _STATE} was changed after it was written (its checksum differs); left as it is")
         text: dict[str, Any] = json.loads(outer["state"])
-        return read_tensors(folder / Path(text["tensors"]).name, text["sha256"]), text
+        tensors = read_tensors(folder / Path(text["tensors"]).name, text["sha256"])
+        for at, entry in enumerate(text.get("earlier", ())):
+            before = read_tensors(folder / Path(entry["tensors"]).name, entry["sha256"])
+            tensors |= {f"{_EARLIER}{at}/{n}": t for n, t in before.items() if n.startswith(("rows/", "seen/"))}
+        return tensors, text
     except Damaged:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -31,16 +31,10 @@ from fedquilt.core.federation import Federation, RoundReport
 from fedquilt.results import Evaluation, Row
 from fedquilt.runs.checkpoint import Damaged, Tensors, federation_state, load, restore_federation, save, tidy
 from fedquilt.runs.code_digest import model_code, same_code
+from fedquilt.runs.kept_rows import KeptRows
 from fedquilt.runs.promises import spent
 from fedquilt.runs.saved_models import MODELS, write_models
-from fedquilt.runs.settings import (
-    check_can_be_kept,
-    describe,
-    fingerprint,
-    identity,
-    named_code,
-    read_settings,
-)
+from fedquilt.runs.settings import check_can_be_kept, describe, fingerprint, identity, named_code, read_settings
 from fedquilt.sharing import Plan
 
 METRICS, PLANS, TRAFFIC, PRIVACY = "metrics.jsonl", "plans.jsonl", "traffic.jsonl", "privacy.jsonl"
@@ -85,6 +79,7 @@ class RunFolder:
         self._identity = ""
         self._code: Mapping[str, Any] = {}
         self._growing: dict[str, Growing] = {}
+        self._rows = KeptRows()
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -138,12 +133,11 @@ class RunFolder:
 
     def round(self, federation: Federation, report: RoundReport) -> None:
         """Append a finished round."""
-        names = [client.name for client in federation.scenario.clients]
-        up, down = report.traffic.bytes_up.tolist(), report.traffic.bytes_down.tolist()
+        clients, up, down = federation.scenario.clients, report.traffic.bytes_up, report.traffic.bytes_down
         moved: dict[str, Any] = {
             "round": report.round,
-            "up": {names[i]: up[i] for i in report.participants},
-            "down": {names[i]: down[i] for i in (*report.participants, *report.late)},
+            "up": {clients[i].name: int(up[i]) for i in report.participants},
+            "down": {clients[i].name: int(down[i]) for i in (*report.participants, *report.late)},
         } | ({} if report.clock is None else {"clock": report.clock})
         with self._room():
             for evaluation in report.evaluations:
@@ -160,13 +154,15 @@ class RunFolder:
         if self._checkpointed == federation.round:
             return
         tensors: dict[str, torch.Tensor] = {}
-        text = federation_state(federation, tensors)
+        earlier = self._rows.lean(federation)
+        text = federation_state(federation, tensors, since=bool(earlier))
         with self._room():
             for name in _LINES:  # first the lines, then a checkpoint that counts on them, also when the power fails
                 with suppress(FileNotFoundError), (self.folder / name).open("rb") as file:
                     os.fsync(file.fileno())
             more = {"of": self._identity, **self._written(_LINES), "more": dict(more)}
-            save(self.folder / "checkpoint", tensors, {**text, **more})
+            entry = save(self.folder / "checkpoint", tensors, {**text, **more}, earlier)
+        self._rows.wrote(federation, *earlier, entry)
         self._checkpointed = federation.round
 
     def finish(self, federation: Federation, summary: Mapping[str, Any], last: list[Evaluation]) -> None:
@@ -243,7 +239,8 @@ class RunFolder:
         self._started = str(self.read_settings().get("started", self._started))
         if kept.checkpoint is not None:
             restore_federation(federation, *kept.checkpoint)
-            tidy(self.folder / "checkpoint", kept.checkpoint[1]["tensors"])
+            self._rows.found(federation, *kept.checkpoint)
+            tidy(self.folder / "checkpoint", self._rows.names)
         self._cut({} if kept.checkpoint is None else kept.checkpoint[1]["lengths"], _LINES)
         self._checkpointed = federation.round
         return kept

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedquilt._util.addresses import load_file
@@ -16,6 +17,7 @@ from fedquilt._util.checksums import check, digest, sealed
 from fedquilt._util.files import write_text
 from fedquilt._util.trust import check_file
 from fedquilt.core.federation import Federation
+from fedquilt.families.copies import copy_of
 from fedquilt.families.habits import bits_of, frozen_of
 from fedquilt.families.parts import model_of
 from fedquilt.interface.messages import ClientInfo
@@ -27,6 +29,10 @@ from fedquilt.scenarios.own import split_address
 MODELS = "models/models.json"
 
 
+_FILES = 1000  # clients that have a file each; models of more of them lie together, and equal ones once
+_TOGETHER = 2**26  # bytes of models in a file
+
+
 def write_models(folder: Path, federation: Federation) -> None:
     """Write what each client ends with, and how its module is built; what is frozen once for all who have it alike."""
     place = folder / "models"
@@ -34,28 +40,93 @@ def write_models(folder: Path, federation: Federation) -> None:
     known: dict[str, dict[str, Any]] = {}
     frozen = FrozenParts(place)
     code = ClassCode()
-    for number, client in enumerate(federation.scenario.clients):
-        file, model = f"{number:05d}.safetensors", federation.model(client.name)
-        # not synced one by one, which takes long with many clients: they can be made again from the checkpoint
+    builders: dict[int, Any] = {}
+    clients = federation.scenario.clients
+    files: _Files | _Stacks = _Files(place) if len(clients) <= _FILES else _Stacks(place)
+    for number, model, key in _models(federation):
+        now = clients[number].at(federation.round)
         rest = frozen_of(model)
-        checksum = write_tensors(
-            place / file, {n: t for n, t in model.state_dict().items() if n not in rest}, sync=False
-        )
-        now = client.at(federation.round)
-        known[client.name] = {
-            "file": file,
-            "sha256": checksum,
+        if id(now.model) not in builders:
+            builders[id(now.model)] = builder_to_text(now.model)
+        known[now.name] = {
+            **files.write(number, {n: t for n, t in model.state_dict().items() if n not in rest}, key),
             **({"frozen": frozen.write(rest)} if rest else {}),
             "code": code(now.model, model),
-            "builder": builder_to_text(now.model),
+            "builder": builders[id(now.model)],
             "traits": dict(now.traits),
             "labels": list(now.labels),
             "samples": now.samples,
             "input": {"shape": list(now.train.x.shape[1:]), "dtype": str(now.train.x.dtype).removeprefix("torch.")},
             "public": federation.server.roster.members[number].public,
         }
-    told = {"classes": federation.scenario.classes, "read_by": READ_BY, "clients": known}
+    files.close()
+    ordered = {client.name: known[client.name] for client in clients}
+    told = {"classes": federation.scenario.classes, "read_by": READ_BY, "files": files.checksums, "clients": ordered}
     write_text(folder / MODELS, json.dumps(told))
+
+
+def _models(federation: Federation) -> Iterator[tuple[int, nn.Module, tuple[int, bytes]]]:
+    """Every client's number, its personal model, and what tells it from models with other numbers.
+
+    The module is one for all of a family, with the numbers of the client that is told: it is to be read at once.
+    """
+    simulation, filled = federation.simulation, dict[int, nn.Module]()
+    for ids in simulation.groups():
+        index, _ = simulation.home[ids[0]]
+        family = simulation.family_states[index].family
+        if index not in filled:
+            filled[index] = copy_of(family.template).cpu().eval()
+        ((received, _),) = simulation.looks({ids: federation.server.instructions(ids)})
+        for number, row in zip(ids, received.rows.cpu(), strict=True):
+            family.layout.fill(filled[index], row)
+            numbers = hashlib.blake2b(bits_of(row[: family.layout.trained])).digest()
+            yield number, model_of(filled[index]), (index, numbers)
+
+
+class _Files:
+    """A file a client. They are not synced one by one, which takes long: they can be made again from the checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checksums: dict[str, str] = {}  # of files that are of more than one client
+
+    def write(self, number: int, tensors: Mapping[str, Tensor], key: tuple[int, bytes]) -> dict[str, Any]:
+        """Where a client's tensors are."""
+        file = f"{number:05d}.safetensors"
+        return {"file": file, "sha256": write_tensors(self.folder / file, tensors, sync=False)}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Stacks:
+    """Files of many clients of one family, each tensor stacked, (k, ...); models with the same numbers once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checksums: dict[str, str] = {}
+        self._known: dict[tuple[int, bytes], dict[str, Any]] = {}
+        self._open: list[dict[str, Tensor]] = []
+        self._family, self._bytes = -1, 0
+
+    def write(self, number: int, tensors: Mapping[str, Tensor], key: tuple[int, bytes]) -> dict[str, Any]:
+        """Where a client's tensors are; `key` is the number of its family and what its numbers hash to."""
+        if key not in self._known:
+            if key[0] != self._family or self._bytes > _TOGETHER:
+                self.close()
+            self._family = key[0]
+            self._known[key] = {"file": f"stack-{len(self.checksums):05d}.safetensors", "row": len(self._open)}
+            self._open.append({name: tensor.detach().clone() for name, tensor in tensors.items()})
+            self._bytes += sum(tensor.nbytes for tensor in tensors.values())
+        return self._known[key]
+
+    def close(self) -> None:
+        """Write the models that wait for others of their file."""
+        if self._open:
+            stacked = {name: torch.stack([each[name] for each in self._open]) for name in self._open[0]}
+            file = f"stack-{len(self.checksums):05d}.safetensors"
+            self.checksums[file] = write_tensors(self.folder / file, stacked, sync=False)
+        self._open, self._bytes = [], 0
 
 
 class FrozenParts:
@@ -98,8 +169,11 @@ def load_model(folder: str | Path, client: str, *, trust: bool = False) -> nn.Mo
         raise KeyError(f"'{folder}' has no client '{client}'; it has {some}")
     entry = known["clients"][client]
     files = [entry, *([entry["frozen"]] if "frozen" in entry else [])]
-    read = [read_tensors(path.with_name(Path(each["file"]).name), each.get("sha256")) for each in files]
-    tensors = {name: tensor for each in read for name, tensor in each.items()}
+    tensors: dict[str, Tensor] = {}
+    for each in files:
+        checksum = known["files"][each["file"]] if "row" in each else each.get("sha256")
+        read = read_tensors(path.with_name(Path(each["file"]).name), checksum)
+        tensors |= {n: t[each["row"]].clone() for n, t in read.items()} if "row" in each else read
     own = split_address(settings["scenario"].get("file", ""))
     if own is not None and own[0].is_file():
         check_file(own[0], trust)

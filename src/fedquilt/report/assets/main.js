@@ -68,6 +68,14 @@ function build() {
         "clients",
         "Clients",
         "A mean can hide who pays for it.",
+        s.everyone > s.clients.length
+          ? el(
+              "p",
+              { class: "note" },
+              `One by one, here and below, are ${s.clients.length} of ${s.everyone} clients, taken evenly through their ` +
+                "scores; curves and tables are of all of them.",
+            )
+          : null,
         el("div", { class: "pair" }, spread(), gains()),
       ),
     ],
