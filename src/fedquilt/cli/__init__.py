@@ -68,7 +68,9 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         rest = spread(with_port([word for word in words if word != "--debug"]))
         with patient_ctrl_c():
-            return int(typer.main.get_command(app).main(args=rest, prog_name="fedquilt", standalone_mode=False) or 0)
+            return int(
+                typer.main.get_command(app).main(args=rest, prog_name="fedquilt", standalone_mode=False, obj=rest) or 0
+            )
     except (KeyboardInterrupt, typer.Abort):
         complain("stopped")
         return 130

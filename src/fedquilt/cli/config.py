@@ -41,8 +41,8 @@ OPTIONS = {
 _TABLES = ("scenario", "method", "training", "merge", "readouts", "attack", "dp")
 # what a run notes of itself, which decides nothing when it is repeated
 _NOTED = (
-    "format", "engines", "threads", "clients", "label_names", "fingerprint", "started", "extended", "model_code",
-    "versions",
+    "format", "engines", "threads", "shards", "clients", "label_names", "fingerprint", "started", "extended",
+    "model_code", "versions",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from fedquilt.cli import options as opt
 from fedquilt.cli.config import ENDINGS, Config, read_config
 from fedquilt.cli.output import Refused, note, out, print_json
 from fedquilt.cli.progress import Outcome, ProgressBoard
+from fedquilt.cli.ranks import Ranks, launch, needs_launch, ranks_joined
 from fedquilt.cli.request import Choices, take_request
 from fedquilt.cli.tables import in_full, summary_table, what_it_says
 from fedquilt.cli.watch import watched
@@ -52,6 +53,7 @@ def run(
     checkpoint_every: opt.Checkpoints = 5,
     watch: opt.Watch = None,
     track: Track = None,
+    ranks: Ranks = None,
     quilt: Quilted = False,
     trust: opt.Trust = False,
     json: opt.AsJson = False,
@@ -61,6 +63,8 @@ def run(
     For example: fedquilt run digits fedprox --rounds 10 --set clients=16 mu=0.1. With the .toml of a run in the place
     of both, fedquilt run runs/first/run.toml, that run is repeated, with what else is said here on top.
     """
+    if needs_launch(ranks):
+        raise typer.Exit(launch(int(ranks or 1), context.obj))
     at: dict[str, Any] = dict(context.params)
     config = config_for(scenario, method, trust) if scenario.endswith(ENDINGS) else None
     if config is None and method is None:
@@ -75,17 +79,21 @@ def run(
     opt.check_checkpoints(at["checkpoint_every"])
     built_with = config.scenario_seed if config is not None and "seed" not in said else None
     made, name = order.scenario(at["seed"] if built_with is None else built_with), order.methods[0].name
-    folder = (at["out_dir"] or fresh_folder(made.name, name)) if keep else None
-    more = trackers(track, folder, f"{made.name} {name} seed {at['seed']}")
-    kept: dict[str, Any] = {"alone": at["alone"], "out": folder, "checkpoint_every": at["checkpoint_every"]}
-    with watched(watch, folder), ProgressBoard() as board:
-        outcome = board.run(order, made, order.methods[0], at["seed"], name, also=more, **kept)
-    tell(outcome, folder, quilt, json)
+    with ranks_joined() as here:
+        folder = here.same(at["out_dir"] or fresh_folder(made.name, name)) if keep else None
+        more = trackers(track if here.first else None, folder, f"{made.name} {name} seed {at['seed']}")
+        kept: dict[str, Any] = {"alone": at["alone"], "out": folder, "checkpoint_every": at["checkpoint_every"]}
+        with watched(watch if here.first else None, folder), ProgressBoard() as board:
+            outcome = board.run(order, made, order.methods[0], at["seed"], name, also=more, **kept)
+    if here.first:
+        tell(outcome, folder, quilt, json)
 
 
 def resume(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run that was interrupted.")],
     watch: opt.Watch = None,
+    ranks: Ranks = None,
     quilt: Quilted = False,
     trust: opt.Trust = False,
     json: opt.AsJson = False,
@@ -94,11 +102,14 @@ def resume(
     from fedquilt.runs.folder import RunFolder
     from fedquilt.runs.run import resume as go_on
 
+    if needs_launch(ranks):
+        raise typer.Exit(launch(int(ranks or 1), context.obj))
     known = RunFolder(folder).read_settings()
-    with watched(watch, folder), ProgressBoard() as board:
-        rounds, name = known["training"]["rounds"], known["method"]["name"]
+    rounds, name = known["training"]["rounds"], known["method"]["name"]
+    with ranks_joined() as here, watched(watch if here.first else None, folder), ProgressBoard() as board:
         outcome = board.resume(name, rounds, lambda callbacks: go_on(folder, callbacks=callbacks, trust=trust))
-    tell(outcome, folder, quilt, json)
+    if here.first:
+        tell(outcome, folder, quilt, json)
 
 
 def extend(

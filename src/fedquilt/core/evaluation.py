@@ -63,14 +63,15 @@ def pool(
     Models are not kept from this look to the next: those of all clients together may be more than there is room for.
     """
     pooling = [readout for readout in due(readouts, last) if readout.pools]
+    said: list[tuple[int, str, Tensor]] = []
     sums: dict[str, Tensor] = {}
     known = {}
     for ids in simulation.groups() if pooling else ():
         look = look_at(simulation, server.instructions(ids), simulation.memory.setdefault(ids, {}), last)
-        for readout in pooling:
-            mine = readout.evidence(look).sum(0).cpu()
-            sums[readout.name] = sums[readout.name] + mine if readout.name in sums else mine
+        said += [(ids[0], readout.name, readout.evidence(look).sum(0).cpu()) for readout in pooling]
         known[ids] = look.known
+    for _, name, mine in simulation.in_order(said) if pooling else ():
+        sums[name] = sums[name] + mine if name in sums else mine
     return sums, known
 
 
@@ -80,6 +81,9 @@ class Measured(NamedTuple):
     counts: Tensor  # what the task counts: by true and predicted class, a sparse (k, classes, classes), say
     losses: Tensor | None  # (k,) None where a read-out names classes only
     own: Tensor | None = None  # (k, metrics) of a user's own
+
+
+Scored = dict[tuple[str, str], list[Measured]]  # by read-out and split, group by group
 
 
 def measure(look: EvaluationContext, readouts: Iterable[Readout]) -> dict[tuple[str, str], Measured]:
@@ -116,7 +120,7 @@ def training_losses(simulation: Simulation, numbers: Sequence[int]) -> Tensor:
 
 def evaluate(simulation: Simulation, server: Server, readouts: Sequence[Readout], last: bool) -> list[Evaluation]:
     """What all clients score after the round that is over, with what they would receive now."""
-    scored: dict[tuple[str, str], list[Measured]] = {}
+    scored: Scored = {}
     order: list[int] = []
     pooled, known = pool(simulation, server, readouts, last)
     for ids in simulation.groups():
@@ -125,6 +129,7 @@ def evaluate(simulation: Simulation, server: Server, readouts: Sequence[Readout]
         for which, found in measure(look, readouts).items():
             scored.setdefault(which, []).append(found)
         order += ids
+    order, scored = simulation.scored(order, scored)
     place = torch.tensor(order).argsort()  # clients came family by family
     names = tuple(client.name for client in simulation.clients)
     training = training_losses(simulation, simulation.numbers)

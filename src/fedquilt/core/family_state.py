@@ -60,18 +60,17 @@ class FamilyState:
         """Whether these are all clients of the family, in order."""
         return len(places) == len(self.clients) and places == tuple(range(len(places)))
 
-    def groups(self, most: int, classes: int) -> list[tuple[int, ...]]:
-        """The clients' places in groups of `most` at a time that are looked at together.
+    def groups(self, places: Sequence[int], most: int, classes: int) -> list[tuple[int, ...]]:
+        """Clients' places in groups of `most` at a time that are looked at together.
 
         Where some have far more samples than others, those with about as many go together: a group is padded to its
         longest, and that must not take much more memory than the samples themselves.
         """
-        places = range(len(self.clients))
         if self.even(classes):
             return [tuple(places[at : at + most]) for at in range(0, len(places), most)]
         found: list[list[int]] = []
         longest = own = np.zeros(2, dtype=np.int64)  # of the validation and the test split of the last group
-        for place in np.argsort(self.lengths.max(axis=1), kind="stable").tolist():
+        for place in (places[at] for at in np.argsort(self.lengths[list(places)].max(axis=1), kind="stable").tolist()):
             lengths = self.lengths[place]
             now = np.maximum(longest, lengths), own + lengths
             if not found or len(found[-1]) == most or not self._pads_little(len(found[-1]) + 1, *now, classes):

@@ -23,6 +23,8 @@ from fedquilt.core.evaluation import predict
 from fedquilt.core.guard import Guard
 from fedquilt.core.merge_rules import trusted_names, with_server_client
 from fedquilt.core.privacy_rules import check_method, check_models, uses
+from fedquilt.core.ranked_clients import RankedSimulation
+from fedquilt.core.ranks import ranks
 from fedquilt.core.server import Server
 from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
@@ -106,6 +108,8 @@ class Federation:
         self.scenario, self.method, self.seed = scenario, method, seed
         self.training = training or scenario.training
         self.device = pick_device(device)
+        if (together := ranks()) is not None and self.device.type == "cuda":  # a GPU each
+            self.device = torch.device("cuda", together.local % torch.cuda.device_count())
         self.readouts = _with_own(method, tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]()))
         self.evaluate_every = evaluate_every
         method.check_task(scenario.task)
@@ -149,8 +153,16 @@ class Federation:
         return privacy
 
     def _simulated(self, engine: str, clients_at_once: int | None) -> Simulation:
-        who = (self.scenario.clients, self.terms, self.device, engine, clients_at_once)
-        simulation = Simulation(*who) if self.attack is None else AttackedSimulation(self.attack, self.liars, *who)
+        together, who = ranks(), (self.scenario.clients, self.terms, self.device, engine, clients_at_once)
+        if together is not None and self.attack is not None:
+            raise ValueError("an attack looks at all that liars send, so it is tried in one process; leave --ranks out")
+        simulation = (
+            RankedSimulation(together, *who)
+            if together is not None
+            else Simulation(*who)
+            if self.attack is None
+            else AttackedSimulation(self.attack, self.liars, *who)
+        )
         simulation.check()
         return simulation
 

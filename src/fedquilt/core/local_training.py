@@ -57,6 +57,10 @@ class LocalTraining:
         templates = [id(family_state.family.template) for family_state in family_states]
         return [self._known[template][0] for template in templates if template in self._known]
 
+    def agree(self, family_state: FamilyState, name: str) -> None:
+        """Take over the engine that a family has elsewhere."""
+        self._known.setdefault(id(family_state.family.template), (name, family_state.at_once))
+
     def kept(self, family_state: FamilyState) -> dict[str, object]:
         """How a family trains, to go on with it elsewhere in the same way."""
         known = self._known.get(id(family_state.family.template))

@@ -5,7 +5,7 @@ In a simulation it holds all clients, on a device one. The code is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedquilt._util.randomness import key_of
 from fedquilt._util.turns import one_at_a_time
 from fedquilt.client import Client
-from fedquilt.core.evaluation import evaluate, probabilities
+from fedquilt.core.evaluation import Scored, evaluate, probabilities
 from fedquilt.core.family_state import FamilyState, blocks_of, covers, do, install_into, write
 from fedquilt.core.local_training import LocalTraining
 from fedquilt.core.membership import Membership
@@ -268,9 +268,13 @@ class Simulation:
             tables=tables,
             down=down,
             public=self.terms.public(family_state.clients[0]),
-            vectorised=any(engine.stacks for engine in family_state.engines.values()),
+            vectorised=self._stacks(family_state),
             installed=installed,
         )
+
+    def _stacks(self, family_state: FamilyState) -> bool:
+        """Whether what steps compute for clients of a family is computed for a stack of them."""
+        return any(engine.stacks for engine in family_state.engines.values())
 
     def looks(self, down: Mapping[tuple[int, ...], Instructions]) -> list[tuple[ClientStack, ClientStack]]:
         """For each family, its clients as they would be after installing (received) and as they are (adapted)."""
@@ -297,11 +301,28 @@ class Simulation:
         return self.view(family_state, ids, rows, down, installed=installed)
 
     def groups(self) -> Iterator[tuple[int, ...]]:
-        """All clients, family by family and not more at once than is trained at once."""
+        """The clients that are measured here: all of them."""
+        return self.groups_of(lambda number: True)
+
+    def groups_of(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
+        """Clients, by their numbers, family by family and not more at once than is trained at once."""
         for family_state in self.family_states:
+            ids = family_state.family.ids
             most = family_state.at_once or self.training.clients_at_once or len(family_state.clients)
-            for places in family_state.groups(most, self.terms.classes):
-                yield tuple(family_state.family.ids[place] for place in places)
+            among = [place for place, number in enumerate(ids) if wanted(number)]
+            for places in family_state.groups(among, most, self.terms.classes) if among else ():
+                yield tuple(ids[place] for place in places)
+
+    def in_order(self, said: list[tuple[int, str, Tensor]]) -> list[tuple[int, str, Tensor]]:
+        """What groups of clients say, with the first of each, in the order in which it is added."""
+        return said
+
+    def scored(self, order: list[int], scored: Scored) -> tuple[list[int], Scored]:
+        """What clients scored, by their numbers: those of this process are all."""
+        return order, scored
+
+    def collect(self, server: Server) -> None:
+        """Bring together what clients keep: it is here already."""
 
     def evaluate(self, server: Server, readouts: Sequence[Readout], last: bool) -> list[Evaluation]:
         """What every client scores with every read-out on the validation and test splits, after the last round."""

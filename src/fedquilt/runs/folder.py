@@ -153,6 +153,7 @@ class RunFolder:
         """Keep all that is needed to go on from here to the same bits."""
         if self._checkpointed == federation.round:
             return
+        self._collect(federation)
         tensors: dict[str, torch.Tensor] = {}
         earlier = self._rows.lean(federation)
         text = federation_state(federation, tensors, since=bool(earlier))
@@ -167,6 +168,7 @@ class RunFolder:
 
     def finish(self, federation: Federation, summary: Mapping[str, Any], last: list[Evaluation]) -> None:
         """Write what a finished run is read for: confusion counts, every client's model, and the summary."""
+        self._collect(federation)
         tables: dict[str, dict[str, Any]] = {client.name: {} for client in federation.scenario.clients}
         for evaluation in last:
             if evaluation.split == "test" and evaluation.kept.is_sparse:
@@ -181,6 +183,9 @@ class RunFolder:
             checksums = {name: digest_of_file(self.folder / name) for name in files}
             write_text(self.folder / CHECKSUMS, seal({**checksums, SUMMARY: digest(told.encode())}))
             write_text(self.folder / SUMMARY, told)  # last: with it the run is finished
+
+    def _collect(self, federation: Federation) -> None:
+        federation.simulation.collect(federation.server)
 
     def _models(self, federation: Federation) -> None:
         write_models(self.folder, federation)

@@ -19,12 +19,14 @@ from fedquilt._util.addresses import check_no_file_is_loading
 from fedquilt._util.plain_values import python, whole, with_python_settings
 from fedquilt.attacks import Attack
 from fedquilt.core.federation import Callback, Federation, RoundReport
+from fedquilt.core.ranks import Ranks, among, anywhere, as_first, ranks
 from fedquilt.engines.parallel import cores
 from fedquilt.engines.settings import Training
 from fedquilt.methods import Local, Method
 from fedquilt.privacy import Privacy
 from fedquilt.readouts import Readout
 from fedquilt.runs.folder import METRICS, RunFolder
+from fedquilt.runs.other_ranks import folder_of
 from fedquilt.runs.rebuilding import make_method, make_readouts, rebuild, scenario_of
 from fedquilt.runs.result import Run
 from fedquilt.runs.rule_texts import rule_to
@@ -108,7 +110,7 @@ def run(
     )
     folder = None
     if out is not None:
-        folder = RunFolder(out)
+        folder = folder_of(out)
         folder.start(federation, options)
         result.folder = folder.folder
     return _finish(result, folder, options, callbacks)
@@ -122,11 +124,11 @@ def resume(
     The scenario is built again as `run.toml` says; give it where it was made by code of your own. Code outside of the
     library that a run directory names is run only if you ran it on this machine before, or say `trust=True`.
     """
-    place = RunFolder(folder)
+    place = folder_of(folder)
     known = place.read_settings()
     if place.finished:
         raise ValueError(f"the run in '{folder}' is finished; look at it with: fedquilt report {folder}")
-    with _threads(known.get("threads")):
+    with _threads(known.get("threads")), _shards_of(known):
         federation = rebuild(known, scenario or scenario_of(known, trust), trust)
         place.lock.take()
         try:
@@ -144,7 +146,7 @@ def extend(
     Where the method, the learning rate or the scenario depends on how many rounds there are, it goes on by the new
     number, and a warning says that the result is not that of a run of that length.
     """
-    place = RunFolder(folder)
+    place = folder_of(folder)
     known = place.read_settings()
     before, rounds = known["training"]["rounds"], whole(rounds, "rounds")
     if not place.finished:
@@ -152,7 +154,7 @@ def extend(
     if rounds <= before:
         raise ValueError(f"the run in '{folder}' has {before} rounds already; say how many in all, so more than that")
     place.check_by_itself()
-    with _threads(known.get("threads")):
+    with _threads(known.get("threads")), _shards_of(known):
         made = scenario or scenario_of(known, trust)
         longer = {**known, "training": {**known["training"], "rounds": rounds}}
         federation = rebuild(longer, made, trust)
@@ -203,7 +205,7 @@ def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], c
                 folder.checkpoint(federation, {"seconds": result.seconds})
 
     def end(federation: Federation, report: RoundReport) -> None:
-        if stop:
+        if anywhere(bool(stop)):
             if folder is not None:  # here, not in `keep`: a Ctrl-C may come during any callback
                 folder.checkpoint(federation, {"seconds": result.seconds})
             raise KeyboardInterrupt
@@ -213,7 +215,7 @@ def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], c
             federation.run([result.take, keep, *callbacks, end])
         last = [e for e in result.evaluations if e.round == federation.round] or federation.evaluate(last=True)
         result.note_chance(last)
-        if stop:
+        if anywhere(bool(stop)):
             raise KeyboardInterrupt
         if options["alone"] and federation.method.name != "local" and result.alone is None:
             result.alone = _alone(federation, folder, options)
@@ -229,14 +231,15 @@ def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], c
 def _alone(federation: Federation, folder: RunFolder | None, options: Mapping[str, Any]) -> Run:
     """The same clients, trained by themselves as long and in the same way."""
     out = None if folder is None else folder.folder / "alone"
-    if out is not None and (out / "run.toml").is_file() and not RunFolder(out).finished:
+    begun, done = as_first(
+        [out is not None and (out / "run.toml").is_file(), out is not None and RunFolder(out).finished]
+    )
+    if out is not None and begun and not done:
         return resume(out, federation.scenario)
-    if out is not None and RunFolder(out).finished:
-        done = RunFolder(out)
-        if done.read_settings()["training"]["rounds"] < federation.training.rounds:  # the run was extended
-            return extend(out, federation.training.rounds, federation.scenario)
+    if out is not None and done:
+        kept = RunFolder(out)
         empty = Federation(federation.scenario, Local(), federation.training, federation.seed, str(federation.device))
-        return Run(empty, earlier=done.lines(METRICS), folder=done.folder)
+        return Run(empty, earlier=kept.lines(METRICS), folder=kept.folder)
     return run(
         federation.scenario, "local", seed=federation.seed, training=federation.training, alone=False, out=out,
         device=str(federation.device), engine=options["engine"], readouts=("received",),
@@ -263,6 +266,20 @@ def first_ctrl_c(wanted: bool) -> Iterator[list[int]]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _shards_of(known: Mapping[str, Any]) -> Iterator[None]:
+    """The shards that a run was begun in, over the ranks that there are now."""
+    here, shards = ranks(), known.get("shards")
+    if here is None or shards is None:
+        if here is not None:
+            raise ValueError("this run was begun in one process, without ranks; go on with it in one, without --ranks")
+        with among(None if shards is None else Ranks(shards=shards)):
+            yield
+        return
+    here.over(shards)
+    yield
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def _models(federation: Federation) -> Iterator[tuple[int, nn.Module, tuple[int,
     The module is one for all of a family, with the numbers of the client that is told: it is to be read at once.
     """
     simulation, filled = federation.simulation, dict[int, nn.Module]()
-    for ids in simulation.groups():
+    for ids in simulation.groups_of(lambda number: True):
         index, _ = simulation.home[ids[0]]
         family = simulation.family_states[index].family
         if index not in filled:

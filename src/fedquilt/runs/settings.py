@@ -21,6 +21,7 @@ from fedquilt._util.toml import values_of
 from fedquilt._util.trust import Untrusted, module_of
 from fedquilt.client import ModelBuilder, Split
 from fedquilt.core.federation import Federation
+from fedquilt.core.ranked_clients import RankedSimulation
 from fedquilt.engines.settings import Training
 from fedquilt.families.common import ByTrait
 from fedquilt.methods import METHODS, Method
@@ -67,6 +68,7 @@ def describe(
         **options,
         "engines": federation.backend.engines,
         "threads": torch.get_num_threads(),
+        **({"shards": federation.backend.ranks.shards} if isinstance(federation.backend, RankedSimulation) else {}),
         "clients": [client.name for client in scenario.clients],
         "label_names": list(scenario.label_names),
         **scenario.task.stated,

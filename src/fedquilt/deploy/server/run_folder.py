@@ -142,6 +142,9 @@ class RemoteRunFolder(RunFolder):
         remote(federation).remember(text["kept"])
         self._cut(text["lengths"], _FILES)
 
+    def _collect(self, federation: Federation) -> None:
+        """Nothing: what clients keep they keep themselves."""
+
     def _models(self, federation: Federation) -> None:
         """Nothing: a client's model holds private units, and these never leave it."""
 
