@@ -156,13 +156,9 @@ class Federation:
         together, who = ranks(), (self.scenario.clients, self.terms, self.device, engine, clients_at_once)
         if together is not None and self.attack is not None:
             raise ValueError("an attack looks at all that liars send, so it is tried in one process; leave --ranks out")
-        simulation = (
-            RankedSimulation(together, *who)
-            if together is not None
-            else Simulation(*who)
-            if self.attack is None
-            else AttackedSimulation(self.attack, self.liars, *who)
-        )
+        attacked = None if self.attack is None else partial(AttackedSimulation, self.attack, self.liars)
+        make: Callable[..., Simulation] = attacked or Simulation
+        simulation = make(*who) if together is None else RankedSimulation(together, *who)
         simulation.check()
         return simulation
 

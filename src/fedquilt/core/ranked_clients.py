@@ -121,21 +121,26 @@ class RankedSimulation(Simulation):
         tensors: dict[str, Tensor] = {}
         keys = []
         for at, ((readout, split), parts) in enumerate(scored.items()):
-            counts = torch.cat([part.counts.cpu() for part in parts]).coalesce()
-            tensors[f"{at}/cells"], tensors[f"{at}/counts"] = counts.indices(), counts.values()
-            losses = [part.losses for part in parts if part.losses is not None]
-            if losses:
-                tensors[f"{at}/losses"] = torch.cat(losses)
+            counts = torch.cat([part.counts.cpu() for part in parts])
             keys.append([readout, split, list(counts.shape)])
+            if counts.is_sparse:
+                counts = counts.coalesce()
+                tensors[f"{at}/cells"], counts = counts.indices(), counts.values()
+            tensors[f"{at}/counts"] = counts
+            for name in ("losses", "own"):
+                known = [each for part in parts if (each := getattr(part, name)) is not None]
+                if known:
+                    tensors[f"{at}/{name}"] = torch.cat(known)
         everyone: list[int] = []
         found: Scored = {}
         for heard, told in self.ranks.gather(tensors, {"order": order, "keys": keys}):
             everyone += told["order"]
             for at, (readout, split, shape) in enumerate(told["keys"]):
-                counts = torch.sparse_coo_tensor(
-                    heard[f"{at}/cells"], heard[f"{at}/counts"], shape, check_invariants=False, is_coalesced=True
-                )
-                found.setdefault((readout, split), []).append(Measured(counts, heard.get(f"{at}/losses")))
+                counts, cells = heard[f"{at}/counts"], heard.get(f"{at}/cells")
+                if cells is not None:
+                    counts = torch.sparse_coo_tensor(cells, counts, shape, check_invariants=False, is_coalesced=True)
+                measured = Measured(counts, heard.get(f"{at}/losses"), heard.get(f"{at}/own"))
+                found.setdefault((readout, split), []).append(measured)
         return everyone, found
 
     def collect(self, server: Server) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedquilt.report.read_runs import Floats, RunFiles, Series, Traffic
+from fedquilt.report.read_runs import Floats, RunFiles, Series
 
 MOST = 2000  # clients with a line, a row of the quilt and a history of their own
 
@@ -43,13 +43,14 @@ def some_clients(run: RunFiles, names: Sequence[str]) -> RunFiles:
     series = {
         reading: Series(
             each.rounds,
-            of(each.accuracy),
+            of(each.score),
             None if each.f_by_class is None else each.f_by_class[places],
             None if each.loss is None else of(each.loss),
         )
         for reading, each in run.series.items()
     }
-    traffic = None if run.traffic is None else Traffic(run.traffic.rounds, of(run.traffic.up), of(run.traffic.down))
+    moved = run.traffic
+    traffic = None if moved is None else replace(moved, up=of(moved.up), down=of(moved.down))
     plans = [
         (at, {unit: circle[[p for p in places if p < len(circle)]] for unit, circle in plan.items()})
         for at, plan in run.plans
