@@ -151,7 +151,8 @@ def test_a_client_that_is_killed_is_back_at_once(machines: Machines) -> None:
     name = machines.project.clients[0]
     cut_power(machines.running[name])
     machines.client(name)
-    seconds = all_back(machines, 30)
+    wait(lambda: "training samples" in machines.said(name).rpartition("talking to")[2], 60)  # torch is there
+    seconds = all_back(machines, 60)
     print({"killed client": seconds})
     assert seconds < 25  # Flower alone would keep it out for a minute
 
