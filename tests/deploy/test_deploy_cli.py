@@ -17,6 +17,7 @@ from fedquilt.cli import main
 from fedquilt.deploy.ops import nginx, runs
 from fedquilt.deploy.ops.create import create
 from fedquilt.deploy.ops.server_processes import ServerSide
+from fedquilt.deploy.ops.superlink import who_is_there
 from fedquilt.deploy.project import Address, Node, Project
 
 
@@ -115,6 +116,17 @@ def test_status_of_a_federation_at_rest(tmp_path: Path, capsys: pytest.CaptureFi
     assert "not running" in said
     assert "own-fedavg-0" in said
     assert "round 3 of 9; b left out 1x" in said
+
+
+def test_a_server_that_is_being_started_again_is_away_and_no_more(tmp_path: Path) -> None:
+    """What a soak found: while what a killed server had left was being replaced, whoever asked it failed."""
+    project = create(tmp_path / "fed", ["a"], "torch.nn:Identity", 2)
+    control = {"port": 1, "ca": str(project.server_folder / "inner" / "ca.crt")}
+    (project.server_folder / "control.json").write_text(json.dumps(control))
+    assert who_is_there(project) is None  # no secret yet
+    (project.server_folder / "control.secret").write_text("secret")
+    assert who_is_there(project) is None  # no certificate yet
+    assert runs._asked(project, 1) is None
 
 
 def test_without_nginx_the_port_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

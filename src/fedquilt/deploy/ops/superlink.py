@@ -54,20 +54,21 @@ class SuperLink(AbstractContextManager["SuperLink"]):
     """A connection to the control interface of a project's SuperLink."""
 
     def __init__(self, project: Project) -> None:
-        path = project.server_folder / "control.json"
+        path, away = project.server_folder / "control.json", f"the server of {project.folder} is not running"
         if not path.is_file():
-            raise ConnectionError(
-                f"the server of {project.folder} is not running; start it with `fedquilt deploy server`"
-            )
+            raise ConnectionError(f"{away}; start it with `fedquilt deploy server`")
         try:
             secret = (project.server_folder / "control.secret").read_text()
+            control = json.loads(path.read_text())
+            certificate = Path(control["ca"]).read_bytes() if project.server.tls else None
         except PermissionError:
             raise PermissionError(f"only who started the server of {project.folder} may ask it that") from None
-        control = json.loads(path.read_text())
+        except FileNotFoundError:  # what a server that was killed had left is being replaced
+            raise ConnectionError(f"{away} yet; try again in a moment") from None
         self._client = ControlHttpClient.from_server_address(
             f"127.0.0.1:{control['port']}",
             insecure=not project.server.tls,
-            root_certificates=Path(control["ca"]).read_bytes() if project.server.tls else None,
+            root_certificates=certificate,
             interceptors=[RuntimeVersionHttpInterceptor(component_name="fedquilt"), _Operator(secret)],
         )
 
