@@ -31,6 +31,7 @@ except ModuleNotFoundError:  # without the extra for developers there are still 
 EXTRAS = {
     "griffe": "docs/doctests.py",
     "flwr": "*/deploy/*",
+    "cryptography": "src/fedquilt/secure/*",
     "plotly": "src/fedquilt/report/page_content.py",
 }
 

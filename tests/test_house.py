@@ -12,7 +12,7 @@ import fedquilt as fq
 PACKAGE = Path(fq.__file__).parent
 FLOORS = [  # whoever is on a floor knows those on floors above it in this list, and its own room
     {"_util"},
-    {"sharing", "client", "privacy"},
+    {"sharing", "client", "privacy", "secure"},
     {"layers"},
     {"tasks"},
     {"families"},

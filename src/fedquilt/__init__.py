@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedquilt.runs.saved_models import load_model
     from fedquilt.scenario import Scenario
     from fedquilt.scenarios.from_data import scenario_from
+    from fedquilt.secure import SecureSums
     from fedquilt.sharing import Plan, UnitPlan
 
     __version__: str
@@ -44,6 +45,7 @@ __all__ = [
     "Privacy",
     "Run",
     "Scenario",
+    "SecureSums",
     "Split",
     "Training",
     "Unit",
@@ -81,6 +83,7 @@ _HOMES = {
     "runs.run": ("extend", "resume", "run"),
     "scenario": ("Scenario",),
     "scenarios.from_data": ("scenario_from",),
+    "secure": ("SecureSums",),
     "sharing": ("Plan", "UnitPlan"),
 }
 _PACKAGES = ("attacks", "authoring", "data", "methods", "models", "readouts", "scenarios", "sharing", "tasks")

@@ -59,6 +59,7 @@ def compare(
     sweeps: Sweep = None,
     readouts: opt.Readouts = None,
     merge: opt.Merge = "mean",
+    secure_sums: opt.SecureSums = False,
     device: opt.Device = "auto",
     engine: opt.Engine = "auto",
     clients_at_once: opt.AtOnce = None,
@@ -82,7 +83,10 @@ def compare(
     from fedquilt.methods.find import find
 
     numbers = range(seed, seed + seeds)
-    choices = Choices(rounds, settings or (), readouts, merge, device, engine, clients_at_once, evaluate_every, numbers)
+    choices = Choices(
+        rounds, settings or (), readouts, merge, device, engine, clients_at_once, evaluate_every, numbers,
+        secure=secure_sums,
+    )  # fmt: skip
     check_form(form)
     asked = [*(methods or ()), *(word.strip() for word in (named or "").split(",") if word.strip())]
     methods = wanted(asked)

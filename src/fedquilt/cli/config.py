@@ -38,7 +38,7 @@ OPTIONS = {
     "rounds": int, "seed": int, "device": str, "engine": str, "clients_at_once": int, "evaluate_every": int,
     "alone": bool, "checkpoint_every": int, "out": str,
 }  # fmt: skip
-_TABLES = ("scenario", "method", "training", "merge", "readouts", "attack", "dp")
+_TABLES = ("scenario", "method", "training", "merge", "readouts", "attack", "dp", "secure")
 # what a run notes of itself, which decides nothing when it is repeated
 _NOTED = (
     "format", "engines", "threads", "shards", "clients", "label_names", "fingerprint", "started", "extended",
@@ -60,6 +60,7 @@ class Config:
     merge: Mapping[str, Any]
     attack: Mapping[str, Any]
     dp: Mapping[str, Any]
+    secure: Mapping[str, Any] | None
     options: Mapping[str, Any]  # of the command, by the names of its parameters
 
     def request(self, choices: Choices) -> Request:
@@ -72,6 +73,7 @@ class Config:
         from fedquilt.engines.settings import Training
         from fedquilt.privacy import Privacy
         from fedquilt.runs.rebuilding import make_readouts
+        from fedquilt.secure import SecureSums
         from fedquilt.sharing import merge_of
 
         check_hardware(choices)
@@ -86,6 +88,7 @@ class Config:
         if lie is not None:
             specs["attack"] = spec_of(lie)
         specs["dp"] = spec_of(Privacy)
+        specs["secure"] = spec_of(SecureSums)
         rounds, words = rounds_of(choices, specs["training"])
         placed = assign(words, {**specs, name: spec_of(type(self.method))}, [name])
         if rounds is not None:
@@ -101,6 +104,9 @@ class Config:
             choices,
             None if lie is None else lie(**{**attack, **placed["attack"]}),
             Privacy(**_promised(self.dp, placed["dp"])) if self.dp or placed["dp"] else None,
+            SecureSums(**{**(self.secure or {}), **placed["secure"]})
+            if choices.secure or self.secure is not None or placed["secure"]
+            else None,
         )
 
 
@@ -155,11 +161,21 @@ def _config(path: Path, known: Mapping[str, Any], trust: bool) -> Config:
         merge,
         attack,
         values_of(known.get("dp", {})),
+        _secure(path, known.get("secure", False)),
         options | ({"out_dir": Path(known["out"])} if "out" in known else {}),
     )
 
 
 _KINDS = {int: "a whole number", str: "a text", bool: "true or false"}
+
+
+def _secure(path: Path, told: Any) -> dict[str, Any] | None:
+    """Settings of secure sums; None where they are not asked for."""
+    if isinstance(told, Mapping):
+        return dict(told)
+    if not isinstance(told, bool):
+        raise Refused(f"{path}: secure = {told!r} must be true, or a table [secure] of settings")
+    return {} if told else None
 
 
 def _table(told: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fedquilt.cli import deploy_members, deploy_runs
+from fedquilt.cli import options as opt
 from fedquilt.cli.deploy_words import Settings, flower, say, until_ended, warn
 
 deploy_app = typer.Typer(help="The same methods on a real network, on Flower.", no_args_is_help=True)
@@ -30,6 +31,7 @@ def init(
     host: Annotated[list[str] | None, typer.Option(help="A name or address clients reach the server by.")] = None,
     listen: Annotated[str, typer.Option(help="The interface to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port clients reach; 0 takes a free one.")] = 8443,
+    secure_sums: opt.SecureSums = False,
     no_tls: Annotated[bool, typer.Option("--no-tls", help="No encryption, no keys. Not for a real network.")] = False,
     no_authentication: Annotated[
         bool, typer.Option("--no-authentication", help="Let anybody join under any name. Not for a real network.")
@@ -40,18 +42,20 @@ def init(
         from fedquilt.deploy.ops.create import create, create_from_scenario
         from fedquilt.deploy.ops.processes import free_port
         from fedquilt.deploy.project import Address
+    from fedquilt.cli.scenario import find
+    from fedquilt.cli.settings import assign, spec_of
+    from fedquilt.secure import SecureSums
 
     hosts, authentication = tuple(host or ["localhost"]), not (no_authentication or no_tls)
     address = Address(listen, port or free_port(), hosts, not no_tls, authentication)
-    if scenario is not None:
-        from fedquilt.cli.scenario import find
-        from fedquilt.cli.settings import assign, spec_of
-
-        source = find(scenario)
-        told = assign(settings or (), {"scenario": spec_of(source.builder)}, [])["scenario"]
-        project = create_from_scenario(folder, source.build(seed, told), address)
+    source = None if scenario is None else find(scenario)
+    specs = {"secure": spec_of(SecureSums)} | ({} if source is None else {"scenario": spec_of(source.builder)})
+    told = assign(settings or (), specs, [])
+    secure = SecureSums(**told["secure"]) if secure_sums or told["secure"] else None
+    if source is not None:
+        project = create_from_scenario(folder, source.build(seed, told["scenario"]), address, secure=secure)
     elif client and model:
-        project = create(folder, client, model, classes, address)
+        project = create(folder, client, model, classes, address, secure=secure)
     else:
         raise ValueError("give --scenario NAME, or your own clients with --client NAME (each) and --model REFERENCE")
     warn(address.warning)

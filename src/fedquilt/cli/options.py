@@ -41,6 +41,9 @@ Merge = Annotated[str, typer.Option("--merge", metavar="NAME", help="How copies 
 Attack = Annotated[
     str | None, typer.Option("--attack", metavar="NAME", help="Some clients lie (fedquilt list attacks): liars=0.2.")
 ]
+SecureSums = Annotated[
+    bool, typer.Option("--secure-sums", help="The server gets sums of circles and nobody's copy; --set secure.KEY=...")
+]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")]
 Engine = Annotated[
     str, typer.Option("--engine", metavar="NAME", help="auto, vectorised, parallel-stacks, parallel or sequential.")

@@ -33,6 +33,7 @@ class PlannedRun:
     merge: dict[str, Any]
     evaluate_every: int
     dp: dict[str, Any] = field(default_factory=dict)
+    secure: dict[str, Any] = field(default_factory=dict)
     code: str = ""  # a checksum of a method of the user's own, whose results are not those of its code of yesterday
     label: str = field(default="", compare=False)
     hardware: dict[str, Any] = field(default_factory=dict, compare=False)  # device, engine, clients at once
@@ -46,7 +47,7 @@ class PlannedRun:
     def variant(self) -> str:
         """A checksum of everything that decides results but the seed."""
         decisive = asdict(self)
-        unsaid = [key for key in ("code", "dp") if not decisive[key]]
+        unsaid = [key for key in ("code", "dp", "secure") if not decisive[key]]
         for key in ("seed", "label", "hardware", *unsaid):
             del decisive[key]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
@@ -72,14 +73,15 @@ class PlannedRun:
         from fedquilt.runs.rule_texts import rule_from
         from fedquilt.runs.run import resume, run
         from fedquilt.runs.settings import method_from
+        from fedquilt.secure import SecureSums
 
         method = method_from(self.method, trust=True)  # the user named it, on the command line
         if (out / "run.toml").is_file():
             return resume(out, scenario, callbacks)
         return run(
             scenario, method, seed=self.seed, readouts=self.readouts, merge=rule_from(self.merge),
-            privacy=Privacy.of(self.dp), evaluate_every=self.evaluate_every, alone=False,
-            callbacks=callbacks, out=out,
+            privacy=Privacy.of(self.dp), secure=SecureSums(**self.secure) if self.secure else False,
+            evaluate_every=self.evaluate_every, alone=False, callbacks=callbacks, out=out,
             checkpoint_every=checkpoint_every, **self.hardware,
         )  # fmt: skip
 
@@ -96,7 +98,9 @@ def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[
         PlannedRun(
             order.source.address, plain(order.scenario_settings), plain(order.training), method_to(method), seed,
             tuple(readout.name for readout in order.readouts), rule_to(order.rule), choices.evaluate_every,
-            {} if order.privacy is None else plain(order.privacy.text), method_code(method), label, hardware,
+            {} if order.privacy is None else plain(order.privacy.text),
+            {} if order.secure is None else order.secure.text,
+            method_code(method), label, hardware,
         )
         for seed in seeds
         for method in order.methods

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedquilt.privacy import Privacy
     from fedquilt.readouts import Readout
     from fedquilt.scenario import Scenario
+    from fedquilt.secure import SecureSums
     from fedquilt.sharing import Rule
 
 # settings of training that make sense or not only together with others, which a scenario may bring
@@ -37,6 +38,7 @@ class Choices:
     evaluate_every: int = 1
     seeds: Sequence[int] = (0,)
     attack: str | None = None
+    secure: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Request:
     choices: Choices
     attack: Attack | None = None
     privacy: Privacy | None = None
+    secure: SecureSums | None = None
 
     def how(self) -> dict[str, Any]:
         """The arguments of `fedquilt.run` that this order decides."""
@@ -61,6 +64,7 @@ class Request:
             "attack": self.attack,
             "privacy": self.privacy,
             "clients_at_once": choices.clients_at_once, "evaluate_every": choices.evaluate_every,
+            "secure": self.secure or False,
         }  # fmt: skip
 
     def scenario(self, seed: int) -> Scenario:
@@ -76,6 +80,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
     from fedquilt.methods.find import find as find_method
     from fedquilt.privacy import Privacy
     from fedquilt.runs.rebuilding import make_method, make_readouts
+    from fedquilt.secure import SecureSums
     from fedquilt.sharing import merge_of
 
     kinds = [find_method(word) for word in methods]
@@ -93,6 +98,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
         "training": spec_of(Training),
         "merge": spec_of(merge),
         "dp": spec_of(Privacy),
+        "secure": spec_of(SecureSums),
     }
     if choices.attack is not None:
         specs["attack"] = spec_of(attack_of(choices.attack))
@@ -116,6 +122,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
         choices,
         None if choices.attack is None else attack_of(choices.attack)(**placed["attack"]),
         Privacy(**placed["dp"]) if placed["dp"] else None,
+        SecureSums(**placed["secure"]) if choices.secure or placed["secure"] else None,
     )
 
 

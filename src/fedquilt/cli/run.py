@@ -43,6 +43,7 @@ def run(
     readouts: opt.Readouts = None,
     merge: opt.Merge = "mean",
     attack: opt.Attack = None,
+    secure_sums: opt.SecureSums = False,
     device: opt.Device = "auto",
     engine: opt.Engine = "auto",
     clients_at_once: opt.AtOnce = None,
@@ -73,7 +74,7 @@ def run(
     at |= {} if config is None else {key: value for key, value in config.options.items() if key not in said}
     choices = Choices(
         at["rounds"], settings or (), readouts, at["merge"], at["device"], at["engine"], at["clients_at_once"],
-        at["evaluate_every"], (at["seed"],), at["attack"],
+        at["evaluate_every"], (at["seed"],), at["attack"], secure_sums,
     )  # fmt: skip
     order = take_request(scenario, [str(method)], choices) if config is None else config.request(choices)
     opt.check_checkpoints(at["checkpoint_every"])

@@ -57,7 +57,7 @@ class AttackedSimulation(Simulation):
         ups = [self._reported(self.run(down)) for down in downs]
         if type(self.attack).copies is not Attack.copies:
             ups = self._sent(server, ups, starts)
-        return list(zip(downs, ups, strict=True))
+        return self._closed(server, list(zip(downs, ups, strict=True)))
 
     def _start(self, down: Instructions) -> Tensor:
         """(k, width) the rows of clients of one family when they have installed what they receive."""

@@ -25,6 +25,7 @@ from fedquilt.core.merge_rules import trusted_names, with_server_client
 from fedquilt.core.privacy_rules import check_method, check_models, uses
 from fedquilt.core.ranked_clients import RankedSimulation
 from fedquilt.core.ranks import ranks
+from fedquilt.core.secure_round import check, check_time
 from fedquilt.core.server import Server
 from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
@@ -36,6 +37,7 @@ from fedquilt.privacy import Budget, Privacy, found
 from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
+from fedquilt.secure import SecureSums
 from fedquilt.sharing import Plan, Rule, Traffic, mean
 
 
@@ -94,6 +96,7 @@ class Federation:
         attack: Attack | None = None,
         privacy: Privacy | None = None,
         secret: int | None = None,
+        secure: SecureSums | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"a Federation takes a method made ready, such as methods.FedAvg(), not {method!r}")
@@ -115,9 +118,9 @@ class Federation:
         method.check_task(scenario.task)
         for readout in self.readouts:
             readout.check_task(scenario.task)
-        privacy = self._accounted(privacy, rule)
-        common, public_test = scenario.common, scenario.public_test
-        self.terms = Terms(method, self.training, scenario.classes, seed, common, public_test, privacy, scenario.task)
+        check(secure, method, rule, privacy, ranks() is not None)
+        privacy, held = self._accounted(privacy, rule), (scenario.common, scenario.public_test)
+        self.terms = Terms(method, self.training, scenario.classes, seed, *held, privacy, scenario.task, secure)
         self.secret = seed if secret is None else secret  # what participants and noise of privacy are drawn by
         self.attack = None if attack is None else with_python_settings(attack)
         trusted = trusted_names(rule)
@@ -133,20 +136,21 @@ class Federation:
         central = privacy is not None and privacy.level == "client"
         guard = Guard(privacy, self.training.share, len(roster), self.secret) if privacy and central else None
         self.server = Server(
-            method, roster, self.backend.first_values, rule, self.device, self.backend.probabilities, privacy, guard
+            method, roster, self.backend.first_values, rule, self.device, self.backend.probabilities, privacy, guard,
+            secure,
         )  # fmt: skip
         changing = any(client.changes for client in scenario.clients)
         passes = self.backend.passes if isinstance(self.backend, Simulation) else 0
         self.clock = make_clock(self.training, method, self.server, passes, changing) if passes else None
+        check_time(secure, self.clock)
 
     def _accounted(self, privacy: Privacy | None, rule: Rule) -> Privacy | None:
         """The privacy that was asked for, with its noise; what it does not go with is refused."""
         self.budget: Budget | None = None
         if privacy is None:
             return None
-        clients = self.scenario.clients
         steps = self.method.local()
-        check_method(privacy, self.method, steps, rule, self.training, clients)
+        check_method(privacy, self.method, steps, rule, self.training, self.scenario.clients)
         used = uses(privacy, self.training, steps)
         privacy = found(privacy, used, self.training.rounds)
         self.budget = Budget(privacy, used)

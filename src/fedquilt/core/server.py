@@ -12,12 +12,14 @@ from fedquilt._util.randomness import key_of
 from fedquilt.core.guard import Guard
 from fedquilt.core.merge_rules import check_circles, trusted_among
 from fedquilt.core.privacy_rules import check_plan
+from fedquilt.core.secure_round import at_home, take_sums
 from fedquilt.core.selection import Selection
 from fedquilt.core.values import CircleValues, Key, Merging, owned, size_of
 from fedquilt.families.common import Common
 from fedquilt.interface.messages import ClientInfo, Instructions, Roster, UnitValues, Update, Updates
 from fedquilt.interface.method import Method, State
 from fedquilt.privacy import Privacy
+from fedquilt.secure import SecureSums
 from fedquilt.sharing import MixedUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, traffic
 from fedquilt.sharing.rule import ContextRule
 
@@ -29,7 +31,7 @@ class Server:
 
     `first` gives the first value of every unit in every shape: that of the first client to bring it; of a pool, circle
     j has those of the draw j. `rule` is how copies are merged; with a `guard` it is by a mean with noise. `privacy`
-    says which plans are refused.
+    says which plans are refused; with `secure` it gets sums of copies only.
     """
 
     def __init__(
@@ -42,16 +44,17 @@ class Server:
         models: Callable[[Updates, Common], tuple[Tensor, Tensor]] | None = None,
         privacy: Privacy | None = None,
         guard: Guard | None = None,
+        secure: SecureSums | None = None,
     ) -> None:
         self.method, self.roster, self.rule, self.models = method, roster, rule, models
-        self.privacy, self.guard = privacy, guard
+        self.privacy, self.guard, self.secure = privacy, guard, secure
         self.device = torch.device(device)
         self.round = 0
         self.merging: Merging
         self._refused = torch.zeros(len(roster), dtype=torch.int64, device=self.device)
         self._left_out: list[list[tuple[Tensor, Tensor]]] = []  # by round: who sent, and whose copies were not finite
         self.state: State = method.begin(roster)
-        self.plan = method.plan(self.state, roster)
+        self.plan = at_home(method.plan(self.state, roster), secure)
         self._check(self.plan)
         check_circles(rule, self.plan)
         self.all_values = self._arrange(self.plan)
@@ -101,9 +104,8 @@ class Server:
         told = self.method.tell(self.state, self.roster, ids)
         if self.guard is not None:
             told = {**told, **self.guard.tells(len(ids))}
-        return Instructions(
-            self.round + 1, ids, tuple(blocks), tuple(pulls), send, self._everyone, told, offers, copies
-        )
+        values, now = (tuple(blocks), tuple(pulls)), self.round + 1
+        return Instructions(now, ids, *values, send, self._everyone, told, offers, copies)
 
     def merge(self, ups: Sequence[Update]) -> None:
         """Close a round: the method writes the plan, by which what was sent is merged."""
@@ -114,6 +116,7 @@ class Server:
         if isinstance(self.rule, ContextRule):
             self.merging = replace(self.merging, key=key_of("merge", self.roster.seed, self.round + 1))
         left_out: list[tuple[Tensor, Tensor]] = []
+        left_out += [] if self.secure is None else take_sums(self, ups)
         for circle_values in list(self.all_values):
             self._merge_values(circle_values, ups, left_out)
         if self.guard is not None:
@@ -190,7 +193,7 @@ class Server:
 
     def _follow(self, before: Roster) -> None:
         """Write the plan anew; where it differs, or the roster does from the one before, values find their places."""
-        plan = self.method.plan(self.state, self.roster)
+        plan = at_home(self.method.plan(self.state, self.roster), self.secure)
         if plan != self.plan or (before is not self.roster and self.roster.signatures() != before.signatures()):
             self._check(plan)
             self._rearrange(plan, before)
@@ -216,7 +219,8 @@ class Server:
         """Merge units that lie together at once where all came together from everyone, else one by one."""
         whole = [self._part(up, circle_values.keys) for up in ups]
         together = all(
-            part is not None or not self._any(up, circle_values.keys) for part, up in zip(whole, ups, strict=True)
+            part is not None or all(self._part(up, (key,)) is None for key in circle_values.keys)
+            for part, up in zip(whole, ups, strict=True)
         )
         if not together:
             self.all_values.remove(circle_values)
@@ -238,9 +242,6 @@ class Server:
         if any(has.get(unit) != signature for unit, signature in keys):
             return None
         return up.part([unit for unit, _ in keys])
-
-    def _any(self, up: Update, keys: Sequence[Key]) -> bool:
-        return any(self._part(up, (key,)) is not None for key in keys)
 
     def _arrange(self, plan: Plan) -> list[CircleValues]:
         """Empty values for a plan: units that are planned alike and that the same clients have lie together.
@@ -286,9 +287,8 @@ class Server:
                     for name, tensor in before.memory.items():
                         kept = tensor[:, before.columns(key)][row]
                         single.memory[name] = torch.where(single.known[:, None], kept, 0.0)
-                single.known |= ~owned(circle_values.plan, key, self.roster).to(
-                    self.device
-                )  # these rows nobody asks for
+                nobodys = ~owned(circle_values.plan, key, self.roster)
+                single.known |= nobodys.to(self.device)  # these rows nobody asks for
                 singles.append(single)
             one = singles[0]
             if all(torch.equal(s.known, one.known) and s.memory.keys() == one.memory.keys() for s in singles):

@@ -19,6 +19,7 @@ from fedquilt.core.family_state import FamilyState, blocks_of, covers, do, insta
 from fedquilt.core.local_training import LocalTraining
 from fedquilt.core.membership import Membership
 from fedquilt.core.protection import protect
+from fedquilt.core.secure_round import close
 from fedquilt.core.server import Server
 from fedquilt.core.terms import Terms
 from fedquilt.engines.check_models import naming
@@ -133,7 +134,11 @@ class Simulation:
     ) -> list[tuple[Instructions, Update]]:  # fmt: skip
         """A round of the chosen clients, family by family; scores are asked for when it is over."""
         downs = [server.instructions(ids) for ids in self.families(chosen) if ids]
-        return [(down, self.run(down)) for down in downs]
+        return self._closed(server, [(down, self.run(down)) for down in downs])
+
+    def _closed(self, server: Server, pairs: list[tuple[Instructions, Update]]) -> list[tuple[Instructions, Update]]:
+        """What the server is given: under secure sums no copies."""
+        return pairs if self.terms.secure is None else close(server, pairs, self.terms.secure)
 
     @one_at_a_time
     def run(self, down: Instructions) -> Update:

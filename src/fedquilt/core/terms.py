@@ -12,6 +12,7 @@ from fedquilt.engines.settings import Training
 from fedquilt.families.common import Common, Declared, form_for
 from fedquilt.interface.method import Method
 from fedquilt.privacy import Privacy
+from fedquilt.secure import SecureSums
 from fedquilt.tasks import Classification, Task
 
 
@@ -27,6 +28,7 @@ class Terms:
     public_test: Common | None = None
     privacy: Privacy | None = None  # with its noise found
     task: Task = field(default_factory=Classification)
+    secure: SecureSums | None = None
 
     def public(self, client: Declared) -> list[Split]:
         """The public samples that a client holds, in its form: `common`, then `public_test`."""

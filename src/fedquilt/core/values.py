@@ -17,6 +17,7 @@ from fedquilt.interface.method import Heard, Method
 from fedquilt.sharing import AnyUnit, Merged, MixedUnit, Rule, UnitPlan, merge_unit, mix
 from fedquilt.sharing.merge import Mean
 from fedquilt.sharing.rule import NOTHING_KNOWN, ContextRule, MergeContext
+from fedquilt.sharing.weighted_sums import Sums
 
 _ALL = slice(None)
 _CAPTURE_UP_TO = 2**24  # numbers in a merge; bigger ones take longer than launching them, and graphs keep memory
@@ -99,6 +100,17 @@ class CircleValues:
         """Merge client numbers and their copies; which of the copies were not finite and left out, (k,)."""
         guard, context = how.guard, self._context(how)
         merged = guard.merge(self, parts) if guard else merge_unit(self.plan, parts, how.rule, context)
+        return self._hold(merged, parts, how)
+
+    def take(self, sums: Sums, ids: Tensor, how: Merging) -> Tensor:
+        """Merge sums of clients' copies that nobody here has seen; which of the clients sent none, (k,)."""
+        if not len(sums.total):
+            return sums.refused
+        here = sums.to(self.value.device)
+        return self._hold(here.mean(), [(ids, here.total)], how)
+
+    def _hold(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
+        """Keep what the method makes of merged values; which of the copies were left out, (k,)."""
         if type(how.method).update is not Method.update:
             merged = merged._replace(value=self._updated(merged, parts, how))
         self.value.copy_(merged.onto(self.value))

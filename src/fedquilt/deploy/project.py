@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from fedquilt._util.files import write_text
 from fedquilt._util.toml import to_toml
+from fedquilt.secure import SecureSums
 
 FEDERATION, CLIENT = "federation.toml", "client.toml"
 
@@ -121,6 +122,7 @@ class Project:
     spec: FederationSpec
     clients: tuple[str, ...]
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # how the server builds each architecture
+    secure: SecureSums | None = None
 
     @staticmethod
     def read(folder: Path) -> Project:
@@ -133,8 +135,11 @@ class Project:
         with path.open("rb") as file:
             content = tomllib.load(file)
         known = {"server": Address, "rounds": Rounds, "transfer": Transfer, "scenario": FederationSpec}
+        known |= {"secure": SecureSums}
         tables: dict[str, Any] = {}
         for name, kind in known.items():
+            if name == "secure" and name not in content:
+                continue
             try:
                 tables[name] = kind(**content.pop(name, {}))
             except TypeError as error:
@@ -152,6 +157,7 @@ class Project:
             tables["scenario"],
             clients,
             models,
+            tables.get("secure"),
         )
 
     def write(self) -> None:
@@ -163,7 +169,7 @@ class Project:
             "transfer": asdict(self.transfer),
             "scenario": asdict(self.spec),
             "models": self.models,
-        }
+        } | ({} if self.secure is None else {"secure": self.secure.text})
         write_toml(self.folder / FEDERATION, content)
 
     @property
@@ -221,6 +227,7 @@ class Node:
     allow: tuple[str, ...] = ()  # addresses of methods beside the library's that the device's owner lets it run
     classes: int = 0  # of the federation; 0 where an older folder does not say
     task: Mapping[str, Any] = field(default_factory=dict)  # what there is to predict; empty: plain classification
+    secure: bool = False  # whether copies leave the device under secure sums only
 
     @staticmethod
     def read(folder: Path) -> Node:
@@ -252,6 +259,7 @@ class Node:
             allow=tuple(allow),
             classes=int(content.get("classes", 0)),
             task=content.get("task", {}),
+            secure=bool(content.get("secure", False)),
         )
 
     @property

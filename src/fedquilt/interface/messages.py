@@ -16,6 +16,7 @@ from torch import Tensor
 from fedquilt._util.shared_memory import place_on
 from fedquilt.families.common import Common
 from fedquilt.families.layout import Signature
+from fedquilt.interface.masked import Masked
 from fedquilt.sharing import Plan, Traffic, traffic
 from fedquilt.sharing.weighted_sums import finite_rows
 
@@ -156,6 +157,7 @@ class Update:
     ids: tuple[int, ...]
     blocks: tuple[UnitValues, ...]
     reports: Mapping[str, Tensor] = field(default_factory=dict)  # (k, ...)
+    masked: Masked | None = None  # under secure sums, in the place of blocks
 
     def part(self, units: Sequence[str]) -> tuple[Tensor, Tensor] | None:
         """Clients' numbers and their values of some units, where these lie together in one block."""
@@ -179,15 +181,18 @@ class Passed:
     """
 
     ids: tuple[int, ...]
-    told: int  # bytes for each client, beside values of units
-    reported: int
+    told: int | Tensor  # bytes for each client, beside values of units
+    reported: int | Tensor
     sent: Mapping[str, Tensor | None]
 
     @classmethod
     def of(cls, down: Instructions, up: Update) -> Passed:
         """A message and its answer."""
-        sent = {unit: block.places for block in up.blocks for unit in block.units}
-        return cls(up.ids, bytes_each(down.told), bytes_each(up.reports), sent)
+        sent: dict[str, Tensor | None] = {unit: block.places for block in up.blocks for unit in block.units}
+        told, reported = bytes_each(down.told), bytes_each(up.reports)
+        if up.masked is None:
+            return cls(up.ids, told, reported, sent)
+        return cls(up.ids, told + up.masked.down, reported + up.masked.up, {**sent, **up.masked.sent})
 
 
 def counted(plan: Plan, sizes: Mapping[str, Tensor], passed: Sequence[Passed]) -> Traffic:

@@ -120,10 +120,6 @@ class ModFL(Method):
 
     # --- server half -----------------------------------------------------------------------------------------------
 
-    @property
-    def learns(self) -> bool:
-        return bool(self._sought)
-
     def begin(self, roster: Roster) -> State:
         if AFFINITY in self.by.values() and roster.common is None:
             raise ValueError(
@@ -132,6 +128,10 @@ class ModFL(Method):
             )
         known = {pattern: nothing_known(self._tasks(roster, pattern)) for pattern in self._sought}
         return {"round": 0, "known": known}
+
+    @property
+    def learns(self) -> bool:
+        return bool(self._sought)
 
     def learn(self, state: State, updates: Updates, roster: Roster) -> State:
         if not self._sought:

@@ -20,6 +20,7 @@ from fedquilt.runs.rule_texts import attack_from, rule_from
 from fedquilt.runs.settings import method_from, training_from
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.own import from_file, split_address
+from fedquilt.secure import SecureSums
 
 
 def make_method(method: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
@@ -90,6 +91,7 @@ def rebuild(known: Mapping[str, Any], scenario: Scenario, trust: bool = False) -
             known["evaluate_every"],
             attack=attack_from(known.get("attack")),
             privacy=Privacy.of(known.get("dp")),
+            secure=SecureSums.of(known.get("secure")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"run.toml does not say what it should ({error!r}); it was left as it is") from error

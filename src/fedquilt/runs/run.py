@@ -31,6 +31,7 @@ from fedquilt.runs.rebuilding import make_method, make_readouts, rebuild, scenar
 from fedquilt.runs.result import Run
 from fedquilt.runs.rule_texts import rule_to
 from fedquilt.scenario import Scenario
+from fedquilt.secure import SecureSums
 from fedquilt.sharing import Rule, mean, pick
 
 OPTIONS = ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_every", "alone")
@@ -51,6 +52,7 @@ def run(
     merge: str | Rule = mean,
     attack: str | Attack | None = None,
     privacy: Privacy | None = None,
+    secure: bool | SecureSums = False,
     evaluate_every: int = 1,
     alone: bool | Run = True,
     callbacks: Sequence[Callback] = (),
@@ -61,9 +63,10 @@ def run(
 
     `method` is a name, an address such as `path/to/file.py:Class`, or a method made ready. `training` overrides the
     scenario's settings, `settings` are the method's own; `merge` is a name or a rule, `attack` a name or an attack, by
-    which some clients lie; `privacy` is a promise such as `fedquilt.Privacy(epsilon=8)`. With `alone=True` the same
-    clients are also trained by themselves, as long and with the same settings, for the gain over alone; a finished run
-    of `local` may be given instead. With `out` the run is kept in a directory as it goes, and can be resumed from it.
+    which some clients lie; `privacy` is a promise such as `fedquilt.Privacy(epsilon=8)`. With `secure=True`, or
+    settings of `SecureSums`, the server gets circles' sums and nobody's copy. With `alone=True` the same clients are
+    also trained by themselves, as long and with the same settings, for the gain over alone; a finished run of `local`
+    may be given instead. With `out` the run is kept in a directory as it goes, and can be resumed from it.
 
     >>> import fedquilt as fq
     >>> result = fq.run(fq.scenarios.build("digits", clients=8), "fedavg", rounds=2, engine="sequential", alone=False)
@@ -100,6 +103,7 @@ def run(
         evaluate_every,
         attack=attacks.pick(attack) if isinstance(attack, str) else attack,
         privacy=privacy,
+        secure=SecureSums.of(secure),
     )
     result = Run(federation)
     result.alone = alone if isinstance(alone, Run) else None

@@ -43,6 +43,7 @@ _KINDS: dict[str, tuple[type, int]] = {
 }  # fmt: skip
 # what the results of a run follow from
 _DECIDES = ("scenario", "method", "seed", "training", "merge", "readouts", "evaluate_every", "fingerprint")
+_DECIDES_WHERE_ASKED_FOR = ("attack", "dp", "secure", "task")
 
 
 def describe(
@@ -63,6 +64,7 @@ def describe(
         "seed": federation.seed,
         "training": asdict(federation.training),
         "readouts": [readout.name for readout in federation.readouts],
+        **({} if federation.terms.secure is None else {"secure": federation.terms.secure.text}),
         "device": str(federation.device),
         **({} if federation.terms.privacy is None else {"dp": plain(federation.terms.privacy.text)}),
         **options,
@@ -86,7 +88,7 @@ def describe(
 def identity(settings: Mapping[str, Any]) -> str:
     """A checksum of those settings that the results of a run follow from; a checkpoint carries it."""
     decisive = {key: settings.get(key) for key in _DECIDES}
-    decisive |= {key: settings[key] for key in ("attack", "dp", "task") if key in settings}
+    decisive |= {key: settings[key] for key in _DECIDES_WHERE_ASKED_FOR if key in settings}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 

@@ -84,6 +84,10 @@ class Sums:
             torch.mm(shares, _clean(values, columns, finite), out=total[:, columns])
         return cls(total, shares.sum(1), ~finite)
 
+    def to(self, device: torch.device) -> Sums:
+        """The same on a device."""
+        return Sums(self.total.to(device), self.weight.to(device), self.refused.to(device))
+
     def __add__(self, other: Sums) -> Sums:
         refused = torch.cat([self.refused, other.refused])
         return Sums(self.total + other.total, self.weight + other.weight, refused)

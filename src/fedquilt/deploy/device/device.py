@@ -23,15 +23,18 @@ from fedquilt.core.evaluation import look_at, measure, training_losses
 from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
 from fedquilt.deploy.device.client_folder import allowed_methods, load_client
+from fedquilt.deploy.device.secure_session import SecureSession
 from fedquilt.deploy.device.state import LostState, NodeState
 from fedquilt.deploy.held import read_common
 from fedquilt.deploy.names import plain_name
 from fedquilt.deploy.noise_key import first_question, noise_key
 from fedquilt.deploy.project import Node
 from fedquilt.deploy.transport.codec import LOOK, Arrays, Text, read_down, read_terms, write_member, write_up
+from fedquilt.deploy.transport.secure_codec import Told
 from fedquilt.deploy.transport.wire import REASONS, Refused, pack, unpack
-from fedquilt.interface.messages import Instructions
+from fedquilt.interface.messages import Instructions, Update
 from fedquilt.readouts import named
+from fedquilt.secure import SecureSums
 
 _ROW, _MEMORY = "row", "memory/"
 
@@ -47,6 +50,7 @@ class Device:
         self.node, self.note = Node.read(folder), note
         self.client = load_client(self.node, data)
         self.allowed = allowed_methods(self.node)
+        self.session: tuple[str, SecureSession] | None = None  # of the last round, under the token of its letter
         files = (folder / "common.npz", folder / "public_test.npz")
         self.common, self.public_test = (read_common(file) if file.is_file() else None for file in files)
 
@@ -58,7 +62,10 @@ class Device:
             echo = {"token": text["token"], "kind": text["kind"]}
             if text["kind"] == "who":
                 return pack({}, {"name": self.node.name})
-            answer, said = self._hello(text) if text["kind"] == "hello" else self._round(arrays, text)
+            asked = {"hello": self._hello, "round": self._round, "secure": self._secure}.get(text["kind"])
+            if asked is None:
+                raise Refused("bad-letter")
+            answer, said = asked(arrays, text)
             return pack(answer, said | echo)
         except LostState:
             refused = Refused("lost-state")
@@ -70,7 +77,7 @@ class Device:
         self.note(f"no update was made: {refused}")
         return pack({}, {"code": refused.code} | echo)
 
-    def _hello(self, text: Mapping[str, Any]) -> tuple[Arrays, Text]:
+    def _hello(self, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> tuple[Arrays, Text]:
         """What the client declares: who it is, what its model is cut into, and how it will change. Never data."""
         simulation = self._simulation(self._terms(text), 0)
         member, changes = write_member(simulation.members()[0]), {}
@@ -106,7 +113,7 @@ class Device:
                 self._write_model(simulation, down, text["run"])
             else:
                 go_to(simulation, down.round)
-                answer, written = write_up(simulation.run(down), text["dtype"])
+                answer, written = self._send(simulation.run(down), text)
                 said |= written | {"training_loss": finite(float(training_losses(simulation, down.ids)))}
             state.stage(text["token"], keep(simulation, memory), {"round": str(simulation.round)})
         return answer, said
@@ -122,6 +129,26 @@ class Device:
         answered = first_question(state.folder, text["round"], simulation.secret)
         if not answered or not 1 <= text["round"] <= training.rounds:
             raise Refused("asked-again")
+
+    def _send(self, up: Update, text: Mapping[str, Any]) -> tuple[Arrays, Text]:
+        """What leaves the device: copies of the units that were asked for, or under secure sums public keys."""
+        self.session = None
+        if "secure" not in text:
+            if self.node.secure and up.blocks:
+                raise Refused("open-copy")
+            return write_up(up, text["dtype"])
+        if up.reports:
+            raise Refused("unsafe-sum", "reports")
+        told = [Told.read(circle) for circle in text["secure"]["circles"]]
+        session = SecureSession(up.ids[0], up, told, SecureSums(**text["secure"]["settings"]))
+        self.session = (text["token"], session)
+        return session.keys(), {"round": up.round}
+
+    def _secure(self, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> tuple[Arrays, Text]:
+        """A further question of the round's secure sums; its first brought the keys of this session."""
+        if self.session is None or self.session[0] != text["token"]:
+            raise Refused("unsafe-sum", "a session that is not there")
+        return self.session[1].answer(text["phase"], arrays, text["circles"]), {"round": text["round"]}
 
     def _look(self, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> Instructions:
         """What the round before is looked at with, where the client is about to change."""

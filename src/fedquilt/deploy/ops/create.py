@@ -22,6 +22,7 @@ from fedquilt.tasks import Task
 if TYPE_CHECKING:
     from fedquilt.client import Client, Split
     from fedquilt.scenario import Scenario
+    from fedquilt.secure import SecureSums
 
 
 def create(
@@ -32,6 +33,7 @@ def create(
     server: Address | None = None,
     rounds: Rounds | None = None,
     transfer: Transfer | None = None,
+    secure: SecureSums | None = None,
 ) -> Project:
     """A federation of the user's own clients; `model` is `file.py:function` or `package.module:function`.
 
@@ -41,7 +43,7 @@ def create(
     _check_model(model)
     terms = FederationSpec(classes=classes)
     project = _skeleton(folder, names, Project(folder, server or Address(), rounds or Rounds(), transfer or Transfer(),
-                                               terms, tuple(names)))  # fmt: skip
+                                               terms, tuple(names), secure=secure))  # fmt: skip
     models: dict[str, Mapping[str, Any]] = {}
     for name in names:
         models[name] = {"builder": carry(model, project.client_folder(name))}
@@ -56,6 +58,7 @@ def create_from_scenario(
     server: Address | None = None,
     rounds: Rounds | None = None,
     transfer: Transfer | None = None,
+    secure: SecureSums | None = None,
 ) -> Project:
     """A federation of a scenario's clients, each with its own part of the data and nobody else's."""
     terms = FederationSpec(
@@ -70,7 +73,7 @@ def create_from_scenario(
     )
     names = [client.name for client in scenario.clients]
     project = _skeleton(folder, names, Project(folder, server or Address(), rounds or Rounds(), transfer or Transfer(),
-                                               terms, tuple(names)))  # fmt: skip
+                                               terms, tuple(names), secure=secure))  # fmt: skip
     held = {terms.common: scenario.common, terms.public_test: scenario.public_test}
     for file, samples in held.items():
         if samples is not None:
@@ -184,6 +187,7 @@ def client_folder(
         changes,
         classes=project.spec.classes,
         task=project.spec.task,
+        secure=project.secure is not None,
     ).write()
 
 

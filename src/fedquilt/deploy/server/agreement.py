@@ -38,13 +38,14 @@ def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
     task = task_from(project.spec.task)
     files = (project.spec.common, project.spec.public_test)
     common, public_test = (read_common(project.folder / file) if file else None for file in files)
-    privacy = Privacy.of(spec.get("dp"))
+    privacy, secure = Privacy.of(spec.get("dp")), project.secure
     if privacy is not None:
         if project.transfer.dtype != "float32":
             raise ValueError("dp: [transfer] dtype=float16 rounds updates after they were clipped; set it to float32")
         check_method(privacy, method, method.local(), rule_from(spec.get("merge") or {"name": "mean"}), training, ())
         privacy = found(privacy, uses(privacy, training, method.local()), training.rounds)
-    return Terms(method, training, project.spec.classes, spec.get("seed", 0), common, public_test, privacy, task)
+    seed = spec.get("seed", 0)
+    return Terms(method, training, project.spec.classes, seed, common, public_test, privacy, task, secure)
 
 
 def architecture(project: Project, name: str) -> Callable[[int], Callable[[], nn.Module] | None]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,14 +19,16 @@ from torch import Tensor, nn
 from fedquilt._util.randomness import key_of, some_of
 from fedquilt.client import Client
 from fedquilt.core.federation import Federation
+from fedquilt.core.secure_round import masked
 from fedquilt.core.server import Server
 from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
 from fedquilt.deploy.device.state import FRESH
 from fedquilt.deploy.project import Rounds, Transfer
-from fedquilt.deploy.server.answers import Exchange, largest_answer, open_answer
+from fedquilt.deploy.server.answers import Exchange, collect, largest_answer
 from fedquilt.deploy.server.bounds import outliers
 from fedquilt.deploy.server.scores import Losses, Said, evaluations, loss_of
+from fedquilt.deploy.server.secure_exchange import Letters, Read, SecureExchange, question
 from fedquilt.deploy.server.silence import Silence
 from fedquilt.deploy.transport.codec import LOOK, Form, agree, read_up, stack, write_down, write_terms
 from fedquilt.deploy.transport.transport import Patience, Transport
@@ -35,6 +38,7 @@ from fedquilt.interface.readout import SPLITS
 from fedquilt.interface.steps import Send
 from fedquilt.readouts import Readout
 from fedquilt.results import Evaluation
+from fedquilt.secure.protocol import TooFew
 
 _INTRODUCTION = 60.0  # seconds that a newcomer gets for its first training
 Answers = dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]]
@@ -89,7 +93,18 @@ class RemoteClients:
         for attempt in range(1, self.rounds.attempts + 1):
             asked = self._ask([*chosen, *self._spare(server, chosen)], needed, server.round + 1)
             downs = {number: server.instructions([number]) for number in asked}
-            answers, tokens = self._letters(server, downs, readouts, attempt, wanted=len(chosen), needed=needed)
+            settings = self.stubs.terms.secure
+            secure = None if settings is None else SecureExchange(server, asked, settings)
+            answers, tokens = self._letters(server, downs, readouts, attempt, False, len(chosen), needed, secure=secure)
+            if len(answers) < needed:
+                continue
+            if secure is None:
+                break
+            try:
+                opened, sums, left = secure.run(partial(self._secure, server, tokens, attempt))
+            except TooFew:
+                continue
+            answers = {number: answer for number, answer in answers.items() if number not in left}
             if len(answers) >= needed:
                 break
         else:
@@ -102,7 +117,11 @@ class RemoteClients:
         losses = {self.names[number]: loss_of(self._said[number].get("training_loss")) for number in answers}
         self._trained = (self._trained[1], {name: loss for name, loss in losses.items() if math.isfinite(loss)})
         family = {number: place for number, (place, _) in self.stubs.home.items()}
-        return [(downs[up.ids[0]], up) for up in stack(server.round + 1, answers, family)]
+        ups = stack(server.round + 1, answers, family)
+        if settings is not None:
+            shown = [masked(up.ids, opened, settings, () if at else sums) for at, up in enumerate(ups)]
+            ups = [replace(up, masked=hidden) for up, hidden in zip(ups, shown, strict=True)]
+        return [(downs[up.ids[0]], up) for up in ups]
 
     def evaluate(self, server: Server, readouts: Sequence[Readout], last: bool) -> list[Evaluation]:
         """What the last answers said of the round before; `last`: clients look at what they end with, and keep it."""
@@ -150,28 +169,17 @@ class RemoteClients:
 
     def _spare(self, server: Server, chosen: Sequence[int]) -> list[int]:
         """Some clients more, where a round takes a part of all: those who answer first count."""
-        if self.stubs.terms.training.sampling == "poisson":  # who takes part is a matter of chance alone
-            return []
         others = [number for number in range(len(self.names)) if number not in set(chosen)]
         count = min(len(others), math.ceil(self.rounds.spare * len(chosen)))
-        if not count:
+        if not count or self.stubs.terms.training.sampling == "poisson":  # where chance alone says who takes part
             return []
         return [others[at] for at in some_of(len(others), count, key_of("spare", self.stubs.terms.seed, server.round))]
 
     def _ask(self, chosen: Sequence[int], needed: int, round_: int) -> list[int]:
-        """Those of the chosen clients that are there, waiting a while until there are enough; all if there are not."""
-        end = time.monotonic() + self.rounds.timeout
-        while True:
-            there = self.post.reachable()
-            found = [number for number in chosen if self.names[number] in there]
-            heard = [number for number in found if not self.silence.aside(self.names[number], round_)]
-            if len(heard) >= max(1, needed):
-                return heard
-            if len(found) >= needed:
-                return found
-            if time.monotonic() > end:
-                return list(chosen)
-            time.sleep(1)
+        """Those of the chosen clients that are there."""
+        there = {self.names[number]: number for number in chosen}
+        found = self.silence.wait_for(self.post.reachable, list(there), needed, round_, self.rounds.timeout)
+        return [there[name] for name in found]
 
     def _letters(
         self,
@@ -184,50 +192,39 @@ class RemoteClients:
         needed: int = 0,
         what: str = "round",
         patience: float | None = None,
+        secure: SecureExchange | None = None,
     ) -> tuple[Answers, dict[int, str]]:
         """Sends letters, checks what comes back, and leaves out what must be; answers and letters' tokens."""
         tokens = {number: secrets.token_hex(16) for number in downs}
-        letters = {self.names[n]: self._letter(down, tokens[n], readouts, last) for n, down in downs.items()}
+        told = {n: None if secure is None else secure.told(n) for n in downs}
+        letters = {self.names[n]: self._letter(down, tokens[n], readouts, last, told[n]) for n, down in downs.items()}
         record = Exchange(server.round + 1, "end" if last else what, attempt, list(letters))
-        record.bytes_down = {name: len(letter) for name, letter in letters.items()}
-        start = time.perf_counter()
         answers: Answers = {}
         self._said = {}
-        all_sizes = server.roster.sizes()
-        sizes = {n: {unit: int(size[n]) for unit, size in all_sizes.items()} for n in downs}
+        sizes = server.roster.sizes()
         seconds = min(self.rounds.timeout, patience or self.rounds.timeout)
-        waiting = Patience(seconds, needed, self.rounds.grace, self._largest(sizes, len(readouts)))
-        for answer in self.post.exchange(letters, server.round + 1, waiting):
-            record.bytes_up[answer.client] = record.bytes_up.get(answer.client, 0) + len(answer.content)
-            try:
-                if answer.code:
-                    raise Refused(answer.code)
-                if answer.client not in letters:
-                    raise Refused("unknown-client")
-                number = self.names.index(answer.client)
-                if answer.client in record.answered:
-                    raise Refused("duplicate")
-                arrays, text = open_answer(answer.content, tokens[number], server.round + 1)
-                if not last:
-                    largest = self.transfer.largest_change
-                    answers[number] = read_up(arrays, downs[number], sizes[number], largest, self.chooses)
-                self._said[number] = text
-                record.answered.append(answer.client)
-                waiting.good()
-            except Refused as refusal:
-                record.refused[answer.client] = refusal.code
-            if wanted and len(answers) == wanted < len(letters):
-                break
+        waiting = Patience(seconds, needed, self.rounds.grace, self._largest(server, downs, len(readouts)))
+
+        def read(number: int, arrays: Mapping[str, Any], text: Said) -> bool:
+            if secure is not None:
+                secure.take_keys(number, arrays)
+                answers[number] = {}, {}
+            elif not last:
+                own = {unit: int(size[number]) for unit, size in sizes.items()}
+                answers[number] = read_up(arrays, downs[number], own, self.transfer.largest_change, self.chooses)
+            self._said[number] = text
+            return bool(wanted) and len(answers) == wanted < len(letters)
+
+        collect(self.post, letters, self.names, tokens, record, waiting, read)
         self._compare(answers, downs, record)
         self._remember(record, server)
-        record.seconds = time.perf_counter() - start
         self.log(record)
         return answers, tokens
 
-    def _largest(self, sizes: Mapping[int, Mapping[str, int]], readouts: int) -> dict[str, int]:
+    def _largest(self, server: Server, asked: Collection[int], readouts: int) -> dict[str, int]:
         """Bytes that each client's answer may have."""
-        tables, classes = readouts * len(SPLITS), self.stubs.terms.classes
-        return {self.names[n]: largest_answer(sum(own.values()), classes, tables) for n, own in sizes.items()}
+        tables, classes, sizes = readouts * len(SPLITS), self.stubs.terms.classes, server.roster.sizes().values()
+        return {self.names[n]: largest_answer(sum(int(s[n]) for s in sizes), classes, tables) for n in asked}
 
     def _compare(self, answers: Answers, downs: Mapping[int, Instructions], record: Exchange) -> None:
         """Leaves out answers that do not go with those of the others."""
@@ -257,7 +254,22 @@ class RemoteClients:
             if code == "lost-state":
                 self.accepted[name] = FRESH
 
-    def _letter(self, down: Instructions, token: str, readouts: Sequence[Readout], last: bool) -> bytes:
+    def _secure(
+        self, server: Server, tokens: Mapping[int, str], attempt: int, phase: str, letters: Letters, read: Read
+    ) -> None:  # fmt: skip
+        """One more exchange of a round's secure sums; who does not answer it is left out of what follows."""
+        packed = {self.names[n]: question(*letters[n], tokens[n], phase, server.round + 1) for n in letters}
+        record = Exchange(server.round + 1, phase, attempt, list(packed))
+        needed = math.ceil(self.rounds.quorum * len(packed))
+        waiting = Patience(self.rounds.timeout, needed, self.rounds.grace, self._largest(server, letters, 0))
+        collect(self.post, packed, self.names, tokens, record, waiting, lambda n, arrays, _: read(n, arrays))
+        self._remember(record, server)
+        self.log(record)
+
+    def _letter(
+        self, down: Instructions, token: str, readouts: Sequence[Readout], last: bool,
+        circles: list[dict[str, Any]] | None = None,
+    ) -> bytes:  # fmt: skip
         name = self.names[down.ids[0]]
         arrays, text = write_down(down, self.transfer.dtype)
         look = self._before.get(down.ids[0])
@@ -276,6 +288,9 @@ class RemoteClients:
             "evaluate": bool(readouts),
             "last": last,
         }
+        settings = self.stubs.terms.secure
+        if circles is not None and settings is not None:
+            text["secure"] = {"settings": settings.text, "circles": circles}
         return pack(arrays, text)
 
 

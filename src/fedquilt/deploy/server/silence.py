@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _LONGEST = 32  # rounds
@@ -36,6 +37,23 @@ class Silence:
             self.times[name] = self.times.get(name, 0) + 1
             if self.times[name] > 1:
                 self.until[name] = round_ + min(_LONGEST, 2 ** (self.times[name] - 2))
+
+    def wait_for(
+        self, there: Callable[[], set[str]], names: Sequence[str], needed: int, round_: int, timeout: float
+    ) -> list[str]:  # fmt: skip
+        """Those of some clients that are there, waiting a while until there are enough; all if there are not."""
+        end = time.monotonic() + timeout
+        while True:
+            now = there()
+            found = [name for name in names if name in now]
+            heard = [name for name in found if not self.aside(name, round_)]
+            if len(heard) >= max(1, needed):
+                return heard
+            if len(found) >= needed:
+                return found
+            if time.monotonic() > end:
+                return list(names)
+            time.sleep(1)
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""

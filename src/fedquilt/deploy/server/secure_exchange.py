@@ -1,0 +1,164 @@
+"""Secure sums over letters: after the round's own letters, which brought public keys, three more to each client.
+
+Whoever does not answer one of them is left out from there on. What a client sent masked is added to its circle's sum
+and not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fedquilt.core.secure_round import Circle, circles, summed
+from fedquilt.core.server import Server
+from fedquilt.deploy.transport.secure_codec import Told, read_bytes, write_bytes
+from fedquilt.deploy.transport.wire import Refused, pack
+from fedquilt.interface.masked import Summed
+from fedquilt.secure import SecureSums, masks, shamir
+from fedquilt.secure.protocol import Sum, TooFew
+
+Arrays = dict[str, NDArray[Any]]
+Letters = dict[int, tuple[Arrays, dict[str, Any]]]
+Read = Callable[[int, Mapping[str, NDArray[Any]]], None]  # takes one client's answer; `Refused` where it is none
+Ask = Callable[[str, Letters, Read], None]  # a phase, its letters, who reads answers
+
+_SEALED = 2 * shamir.SHARE + 16
+
+
+@dataclass
+class _Place:
+    """A circle at work, with its number among each member's own circles."""
+
+    circle: Circle
+    sum: Sum
+    names: Mapping[int, str]
+
+
+class SecureExchange:
+    """The secure sums of one round of clients that were asked."""
+
+    def __init__(self, server: Server, asked: Sequence[int], settings: SecureSums) -> None:
+        self.settings = settings
+        self.planned = circles(server, asked)
+        self.own = {number: [c for c in self.planned if number in c.members] for number in asked}
+        self.keys: dict[int, list[bytes]] = {}
+
+    def told(self, number: int) -> list[dict[str, Any]]:
+        """What a client is told of its circles, in the round's letter."""
+        found = []
+        for circle in self.own[number]:
+            share = circle.shares[circle.members.index(number)]
+            found.append(Told(circle.values.units, share, circle.planned)._asdict())
+        return found
+
+    def take_keys(self, number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Public keys from the answer to the round's letter, which has nothing else."""
+        expected = [f"keys/{at}" for at in range(len(self.own[number]))]
+        if set(arrays) != set(expected):
+            raise Refused("unknown-unit" if set(arrays) - set(expected) else "missing-unit")
+        self.keys[number] = [read_bytes(arrays[name], [0], 2 * masks.PUBLIC)[0] for name in expected]
+
+    def run(self, ask: Ask) -> tuple[list[Circle], tuple[Summed, ...], set[int]]:
+        """The three questions that are left: the circles that were opened, their sums, and who left on the way.
+
+        `TooFew` where a circle was begun and cannot be opened.
+        """
+        places = list(self._places())
+        ask("shares", self._letters(places, self._peers), self._take_shares(places))
+        ask("masked", self._letters(places, self._received), self._take_masked(places))
+        for place in places:
+            if not place.sum.ready():
+                raise TooFew(f"{len(place.sum.arrived)} of {len(place.circle.members)} members of a circle stayed")
+        ask("unmask", self._letters(places, self._fates), self._take_unmask(places))
+        found = []
+        for place in places:
+            arrived = place.circle.only(sorted(place.sum.arrived))
+            point = self.settings.point(place.circle.planned)
+            found.append((arrived, point.decode(place.sum.open())))
+        begun = {number for place in places for number in place.circle.members}
+        left = begun - {number for place in places for number in place.sum.arrived}
+        return [circle for circle, _ in found], tuple(summed(found, {})), left
+
+    def _places(self) -> Iterator[_Place]:
+        for circle in self.planned:
+            members = [number for number in circle.members if number in self.keys]
+            if len(members) < self.settings.minimum:
+                continue
+            at = {number: next(i for i, own in enumerate(self.own[number]) if own is circle) for number in members}
+            keys = {number: self.keys[number][at[number]] for number in members}
+            yield _Place(circle.only(members), Sum(keys, self.settings), {n: str(i) for n, i in at.items()})
+
+    def _letters(
+        self, places: Sequence[_Place], question: Callable[[_Place, int], tuple[Arrays, dict[str, Any]] | None]
+    ) -> Letters:  # fmt: skip
+        """A letter for each client that is there still, with a question for each of its circles."""
+        letters: Letters = {}
+        for place in places:
+            for number, name in place.names.items():
+                asked = question(place, number)
+                if asked is not None:
+                    arrays, text = letters.setdefault(number, ({}, {}))
+                    arrays |= {f"{kind}/{name}": array for kind, array in asked[0].items()}
+                    text[name] = asked[1]
+        return letters
+
+    def _peers(self, place: _Place, number: int) -> tuple[Arrays, dict[str, Any]]:
+        peers = place.sum.peers(number)
+        members = len(place.circle.members)
+        return {"peers": write_bytes(list(peers.values()))}, {"peers": list(peers), "members": members}
+
+    def _received(self, place: _Place, number: int) -> tuple[Arrays, dict[str, Any]] | None:
+        if number not in place.sum.given:
+            return None
+        received = place.sum.received(number)
+        return {"peers": write_bytes(list(received.values()))}, {"peers": list(received)}
+
+    def _fates(self, place: _Place, number: int) -> tuple[Arrays, dict[str, Any]] | None:
+        if number not in place.sum.arrived:
+            return None
+        arrived, left = place.sum.fates(number)
+        return {}, {"arrived": arrived, "left": left}
+
+    def _take_shares(self, places: Sequence[_Place]) -> Read:
+        def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+            mine = _of(places, number)
+            found = [read_bytes(arrays.get(f"shares/{p.names[number]}"), p.sum.graph[number], _SEALED) for p in mine]
+            for place, shares in zip(mine, found, strict=True):
+                place.sum.take_shares(number, shares)
+
+        return take
+
+    def _take_masked(self, places: Sequence[_Place]) -> Read:
+        def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+            mine = _of(places, number)
+            found = [arrays.get(f"masked/{place.names[number]}") for place in mine]
+            for place, numbers in zip(mine, found, strict=True):
+                dtype = self.settings.point(place.circle.planned).dtype
+                if numbers is None or numbers.dtype != dtype or numbers.shape != (place.circle.size,):
+                    raise Refused("wrong-shape")
+            for place, numbers in zip(mine, found, strict=True):
+                assert numbers is not None
+                place.sum.take_masked(number, numbers)
+
+        return take
+
+    def _take_unmask(self, places: Sequence[_Place]) -> Read:
+        def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+            for place in _of(places, number):
+                arrived, left = place.sum.fates(number)
+                given = arrays.get(f"share/{place.names[number]}")
+                place.sum.take_unmask(number, read_bytes(given, [*arrived, *left], shamir.SHARE))
+
+        return take
+
+
+def question(arrays: Arrays, circles: Mapping[str, Any], token: str, phase: str, round_: int) -> bytes:
+    """A letter with one question for each of a client's circles."""
+    return pack(arrays, {"kind": "secure", "phase": phase, "round": round_, "token": token, "circles": dict(circles)})
+
+
+def _of(places: Sequence[_Place], number: int) -> list[_Place]:
+    return [place for place in places if number in place.names]

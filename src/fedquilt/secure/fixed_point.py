@@ -1,0 +1,63 @@
+"""Fixed point: numbers as whole numbers modulo 2^32 or 2^64, so that masks are uniform and sums of them exact."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FINEST = 40  # binary places: beyond them a double has none for copies of ordinary size
+_COARSEST = 12
+Whole = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """So many binary places that the sum of all members' numbers, each at most `range`, stays below 2^(bits - 1).
+
+    >>> point = FixedPoint(32, 64.0, 100)
+    >>> point.places, point.decode(point.encode(np.array([0.25, -3.0]))).tolist()
+    (18, [0.25, -3.0])
+    """
+
+    bits: int
+    range: float
+    members: int
+
+    def __post_init__(self) -> None:
+        if self.places < _COARSEST:
+            cure = (
+                "take secure.bits=64, or a smaller secure.range" if self.bits == 32 else "take a smaller secure.range"
+            )
+            raise ValueError(
+                f"secure sums of {self.members} clients with numbers up to {self.range:g} in {self.bits} bits would be "
+                f"rounded to {self.step:.2g}; {cure}"
+            )
+
+    @property
+    def places(self) -> int:
+        """Binary places behind the point."""
+        # the 1/2 is what rounding adds to a number at the range
+        return min(_FINEST, math.floor(self.bits - 1 - math.log2(self.members) - math.log2(self.range + 0.5)))
+
+    @property
+    def step(self) -> float:
+        """The distance of two numbers; each number is off by at most half of it, and nothing is lost in a sum."""
+        return 2.0**-self.places
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the whole numbers, lowest byte first on every machine."""
+        return np.dtype(f"<u{self.bits // 8}")
+
+    def encode(self, numbers: NDArray[np.float64]) -> Whole:
+        """Numbers within the range as whole numbers."""
+        signed: NDArray[np.int64] = np.rint(numbers * 2.0**self.places).astype(np.int64)
+        return signed.astype(np.uint64).astype(self.dtype)
+
+    def decode(self, whole: Whole) -> NDArray[np.float64]:
+        """A sum of what `encode` gave as a number again."""
+        return whole.view(np.dtype(f"<i{self.bits // 8}")).astype(np.float64) * self.step
