@@ -133,12 +133,10 @@ class Federation:
             tuple(self.backend.members().values()), scenario.classes, self.training.rounds, seed, scenario.common,
             tuple(scenario.label_names), scenario.public_test,
         )  # fmt: skip
-        central = privacy is not None and privacy.level == "client"
-        guard = Guard(privacy, self.training.share, len(roster), self.secret) if privacy and central else None
-        self.server = Server(
-            method, roster, self.backend.first_values, rule, self.device, self.backend.probabilities, privacy, guard,
-            secure,
-        )  # fmt: skip
+        central = privacy if privacy is not None and privacy.level == "client" else None
+        guard = Guard(central, self.training.share, len(roster), self.secret) if central else None
+        first, models = self.backend.first_values, self.backend.probabilities
+        self.server = Server(method, roster, first, rule, self.device, models, privacy, guard, secure)
         changing = any(client.changes for client in scenario.clients)
         passes = self.backend.passes if isinstance(self.backend, Simulation) else 0
         self.clock = make_clock(self.training, method, self.server, passes, changing) if passes else None
