@@ -143,7 +143,7 @@ def test_a_run_that_makes_no_sense_is_refused_before_work(
 
 
 def test_names_do_where_objects_do() -> None:
-    scenario = fq.Scenario("two", [client(test=(X, Y)), client("b", test=(X, Y))])
+    scenario = fq.Scenario("three", [client(name, test=(X, Y)) for name in ("a", "b", "c")])
     run = fq.run(scenario, "fedavg", rounds=1, merge="median", readouts="received", engine="sequential", alone=False)
     assert {row["readout"] for row in run.rows} == {"received"}
     with pytest.raises(ValueError, match="alone is a run of 'fedavg'; give one of 'local', or True"):

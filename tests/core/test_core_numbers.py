@@ -65,10 +65,10 @@ def test_what_is_no_whole_number_is_no_seed(seed: Any) -> None:
 
 def test_settings_of_all_kinds_may_come_from_arrays(tmp_path: Path) -> None:
     run = fq.run(
-        scenario(labels=np.unique(Y.numpy())), FedProx(mu=np.float64(0.1)), rounds=np.int64(2), engine="sequential",
+        scenario("abcde", labels=np.unique(Y.numpy())), FedProx(mu=np.float64(0.1)), rounds=np.int64(2),
         training={"lr": np.float64(0.1), "nesterov": np.False_, "decay_at": np.array([0.5]), "decay": np.float32(0.5)},
         merge=TrimmedMean(np.float64(0.2)), evaluate_every=np.int64(2), checkpoint_every=np.int32(1),
-        clients_at_once=np.int64(1), alone=np.True_, out=tmp_path / "run",
+        clients_at_once=np.int64(1), alone=np.True_, out=tmp_path / "run", engine="sequential",
     )  # fmt: skip
     known = tomllib.loads((tmp_path / "run" / "run.toml").read_text())
     assert (known["method"]["settings"], known["merge"]["share"], known["training"]["lr"]) == ({"mu": 0.1}, 0.2, 0.1)

@@ -127,7 +127,10 @@ def test_a_declaration_of_anything_is_refused_or_a_client(told: Any) -> None:
             told = json.loads(told)
         except (ValueError, RecursionError):
             return
-    content = pack({}, {"token": "t", "kind": "hello", "member": told, "changes": {}})
+    try:
+        content = pack({}, {"token": "t", "kind": "hello", "member": told, "changes": {}})
+    except ValueError:  # numbers that JSON has no word for
+        return
     seen: list[ClientInfo] = []
     with (
         pytest.MonkeyPatch.context() as patch

@@ -19,6 +19,7 @@ from fedquilt.methods.score_sharing import ScoreSharing
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import median
 from fedquilt.sharing.scores import masked
+from fedquilt.sharing.weighted_sums import Merged
 
 # Three users with the labels {0, 1}, {1, 2}, {2, 3}, and eight public samples A to H: six of the reference with the
 # labels 1 1 2 2 0 3, two to test on with the labels 1 2. What the users' models say (their other label: one minus it):
@@ -231,8 +232,11 @@ def test_a_large_alpha_is_the_mean_of_this_rounds_scores() -> None:
 
 @pytest.mark.parametrize("normalise", [True, False])
 def test_robust_merges_go_with_the_mean_and_with_the_sum(normalise: bool) -> None:
+    def of_any_size(*what: Any) -> Merged:  # the library's own refuses circles of two, where it bears no liar
+        return median(*what)
+
     fed = Federation(
-        worked_example(), ScoreSharing(normalise=normalise), engine="sequential", device="cpu", rule=median
+        worked_example(), ScoreSharing(normalise=normalise), engine="sequential", device="cpu", rule=of_any_size
     )
     fed.step()
     # The median of two is their mean, without weights; to the letter it counts as often as beta sums to, 1/2 + 1.

@@ -27,6 +27,7 @@ WHY_NOT = {  # why not
     "ifca": REPORTS,
     "clustered": NO_UNITS_ALONE,
     "fedamp": NO_UNITS_ALONE,
+    "gossip": NO_UNITS_ALONE,
     "fedfomo": REPORTS,
     "fedpac": REPORTS,
     "pfedhn": REPORTS,

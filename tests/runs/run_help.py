@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import fedquilt as fq
 from fedquilt.client import Change
 from fedquilt.methods import METHODS
+from fedquilt.runs.checkpoint import load
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.1},
@@ -81,9 +82,22 @@ def contents(folder: Path) -> dict[str, Any]:
     found["summary"] = summary
     for path in sorted((folder / "models").glob("*.safetensors")):
         found[path.name] = {name: value.numpy().tobytes() for name, value in load_file(path).items()}
-    for path in sorted((folder / "checkpoint").glob("*.safetensors")):
-        found[f"checkpoint {path.name}"] = {name: value.numpy().tobytes() for name, value in load_file(path).items()}
-    return found
+    return found | {"checkpoint": kept(folder / "checkpoint")}
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says, whichever of its files the rows of clients lie in: later ones hold."""
+    checkpoint = load(folder)
+    assert checkpoint is not None
+    tensors, text = checkpoint
+    found: dict[str, Any] = {"round": text["server"]["round"]}
+    for before in [*(f"earlier/{at}/" for at in range(len(text["earlier"]))), ""]:
+        for name in [name for name in tensors if name.startswith(f"{before}seen/")]:
+            family = name.removeprefix(f"{before}seen/")
+            for at, row in zip(tensors[name].tolist(), tensors[f"{before}rows/{family}"], strict=True):
+                found[f"row {family}/{at}"] = row.numpy().tobytes()
+    others = [name for name in tensors if not name.startswith(("earlier/", "seen/", "rows/"))]
+    return found | {name: tensors[name].numpy().tobytes() for name in others}
 
 
 def dies(what: Callable[[], object]) -> int:

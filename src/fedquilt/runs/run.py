@@ -242,6 +242,8 @@ def _alone(federation: Federation, folder: RunFolder | None, options: Mapping[st
         return resume(out, federation.scenario)
     if out is not None and done:
         kept = RunFolder(out)
+        if kept.read_settings()["training"]["rounds"] < federation.training.rounds:  # the run was extended
+            return extend(out, federation.training.rounds, federation.scenario)
         empty = Federation(federation.scenario, Local(), federation.training, federation.seed, str(federation.device))
         return Run(empty, earlier=kept.lines(METRICS), folder=kept.folder)
     return run(

@@ -26,7 +26,7 @@ def diabetes(seed: int = 0, ages: int = 5) -> Scenario:
 
     >>> made = diabetes()
     >>> len(made.clients), made.task.kind, sum(client.samples for client in made.clients)
-    (10, 'regression', 221)
+    (10, 'regression', 222)
     """
     from sklearn.datasets import load_diabetes
 
