@@ -232,8 +232,8 @@ def test_a_large_alpha_is_the_mean_of_this_rounds_scores() -> None:
 
 @pytest.mark.parametrize("normalise", [True, False])
 def test_robust_merges_go_with_the_mean_and_with_the_sum(normalise: bool) -> None:
-    def of_any_size(*what: Any) -> Merged:  # the library's own refuses circles of two, where it bears no liar
-        return median(*what)
+    def of_any_size(values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
+        return median(values, circle, weight, circles)  # by its name it refuses circles of two: it bears no liar there
 
     fed = Federation(
         worked_example(), ScoreSharing(normalise=normalise), engine="sequential", device="cpu", rule=of_any_size
