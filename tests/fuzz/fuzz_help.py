@@ -15,10 +15,14 @@ SENTENCES = (ValueError, LookupError, OSError)
 
 
 def fuzzed(examples: int) -> Callable[[Any], Any]:
-    """So many examples in the normal suite, and as many times more as a profile has more than hypothesis' 100."""
-    often = examples * max(1, settings().max_examples // 100)
+    """So many examples in the normal suite, and as many times more as a profile has more than hypothesis' 100.
+
+    Those of the normal suite are the same each time, so that it passes or fails for what was changed.
+    """
+    more = max(1, settings().max_examples // 100)
     quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=often, deadline=None, suppress_health_check=quiet)
+    often = examples * more
+    return settings(max_examples=often, deadline=None, suppress_health_check=quiet, derandomize=more == 1)
 
 
 def attempt(what: Callable[[], T], also: tuple[type[Exception], ...] = ()) -> tuple[T | None, str]:

@@ -122,7 +122,7 @@ def read_up(
     check_values(values, expected, sent, largest_change)
     reports = {name.removeprefix(_REPORT): a for name, a in arrays.items() if name.startswith(_REPORT)}
     for name, report in reports.items():
-        if report.dtype.kind == "f" and not bool((np.abs(report) < _LARGEST_REPORT).all()):
+        if report.dtype.kind == "f" and not bool((np.abs(report.astype(np.float64)) < _LARGEST_REPORT).all()):
             raise Refused("not-finite", name[:60])
     whole = grow(values)
     return {u: torch.from_numpy(whole[u].copy()) for u in expected}, {n: torch.tensor(r) for n, r in reports.items()}
