@@ -44,6 +44,7 @@ class Experiment:
     readouts: tuple[str, ...] = BOTH
     why: str = ""
     own_training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own_readouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # for who refuses one of them
     groups: Mapping[str, str] = field(default_factory=dict)  # how clients' names begin -> a column of their own
 
 
@@ -66,10 +67,23 @@ _FULL = "72 clients, 200 rounds as in the paper, with CIFAR-10 through two camer
 _SMALL = "18 of 72 clients with 126 images each, 20 of 200 rounds"
 
 
-def _wearables(labels: int) -> Experiment:
+def _wearables(labels: int, rounds: int = 100, lr: float = 0.01) -> Experiment:
+    why = "2000 rounds at a rate of 0.001, as in the paper" if rounds == 2000 else f"{rounds} rounds at a rate of {lr}"
     return Experiment(
-        "modfl-wearables", {"labels": labels}, {"rounds": 100, "lr": 0.01},
-        _plain("local", "fedavg", "fedper", "modfl"), why="100 rounds at a rate of 0.01, not 2000 at 0.001",
+        "modfl-wearables", {"labels": labels}, {"rounds": rounds, "lr": lr},
+        _plain("local", "fedavg", "fedper", "modfl"), why=why,
+    )  # fmt: skip
+
+
+_FEDEM = ("local", "fedavg", "fedprox", "clustered", "ditto", "fedrep", "apfl", "pfedme", "fedem")
+
+
+def _fedem(model: str, fraction: float, rounds: int, why: str) -> Experiment:
+    """FedEM's and kNN-Per's table, with FedMN's: 80 clients."""
+    return Experiment(
+        "fedem-cifar10", {"model": model, "fraction": fraction}, {"rounds": rounds},
+        _plain(*_FEDEM) | {"fedmn": ("fedmn", _POOL)}, (*BOTH, "fine-tuned-chosen", "knn"), why=why,
+        own_readouts={"fedmn": BOTH}, own_training={"pfedme": {"momentum": 0.0}},
     )  # fmt: skip
 
 
@@ -98,6 +112,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         }, BOTH, why="40 rounds of 30 local epochs, as in the paper",
     ),
     "modfl-wearables-4": _wearables(4), "modfl-wearables-2": _wearables(2), "modfl-wearables-5": _wearables(5),
+    **{f"modfl-wearables-{p}-2000": _wearables(p, 2000, 0.001) for p in (2, 4, 5)},
     "modfl-cameras-3": _cameras(3, {}, {}, _FULL),
     "modfl-cameras-6": _cameras(6, {}, {}, _FULL),
     "modfl-cameras-9": _cameras(9, {}, {}, _FULL),
@@ -118,6 +133,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "thesis-cifar10", {"fraction": 0.1}, {"rounds": 50}, _plain("local", "fedavg"),
         (*BOTH, "best-of-both", "averaged"), why="a tenth of the images, 50 of 100 rounds",
     ),
+    "thesis-cifar10-full": Experiment(
+        "thesis-cifar10", {}, {}, _plain("local", "fedavg"), (*BOTH, "best-of-both", "averaged"),
+        why="100 rounds of one epoch, as in the thesis",
+    ),
+    "fedem-cifar10-cnn": _fedem("small-cnn", 1.0, 200, "all images and rounds, a network of two convolutions"),
+    "fedem-cifar10-mobilenet": _fedem("mobilenet-v2", 0.25, 100, "a quarter of the images, 100 of 200 rounds"),
     "fedem-cifar10": Experiment(
         "fedem-cifar10", {"fraction": 0.05, "clients": 20, "model": "small-cnn"}, {"rounds": 20, "batch": 32},
         _plain("local", "fedavg", "fedprox") | {
@@ -134,7 +155,7 @@ def run_one(experiment: Experiment, name: str, seed: int, device: str, engine: s
     method, settings = experiment.methods[name]
     scenario = fq.scenarios.build(experiment.scenario, seed=seed, **experiment.settings)
     training = scenario.training.but({**experiment.training, **experiment.own_training.get(name, {})})
-    readouts = ("received",) if method == "local" else experiment.readouts
+    readouts = ("received",) if method == "local" else experiment.own_readouts.get(name, experiment.readouts)
     start = time.perf_counter()
     result = fq.run(
         scenario, method, seed=seed, settings=settings, training=training, readouts=readouts, device=device,
