@@ -18,7 +18,7 @@ from fedquilt.families.units import cut
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios import SCENARIOS, build, describe, settings_of
 
-MODULES = ("animals", "feddl", "fedem", "modfl_images", "modfl_signals", "thesis")
+MODULES = ("animals", "feddl", "fedem", "fedrep", "modfl_images", "modfl_signals", "thesis")
 SMALL: dict[str, dict[str, Any]] = {
     "digits": {},
     "modfl-images": {"clients": 6, "cohorts": 3, "labels": 3},
@@ -31,6 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fedem-cifar100": {"clients": 8, "width": 0.25},
     "fedem-emnist": {"clients": 8},
     "femnist": {"clients": 5},
+    "fedrep-cifar10": {"clients": 20},
     "thesis-mnist": {},
     "thesis-cifar10": {"clients": 4},
     "animals-labels": {"per_label": 4, "public": 20},
@@ -189,6 +190,17 @@ def test_thesis_specialists_have_their_extra_fragments_in_train_and_test() -> No
             assert counts[c] > 0.7 * (1 + extra) * others.mean()
 
 
+def test_fedrep_clients_have_two_classes_each_and_each_class_the_same_number_of_clients() -> None:
+    scenario = small("fedrep-cifar10")
+    for split in ("train", "test"):
+        counts = label_table(scenario, split).counts
+        assert (np.count_nonzero(counts, axis=1) == 2).all()
+        assert (np.count_nonzero(counts, axis=0) == 4).all()
+    assert len({c.labels for c in scenario.clients}) > 5  # pairs at random, not the same five for all
+    held = torch.cat([torch.cat([c.train.y, c.validation.y, c.test.y]) for c in scenario.clients])
+    assert len(held) == 600  # every image is somewhere
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
@@ -203,6 +215,7 @@ def test_thesis_specialists_have_their_extra_fragments_in_train_and_test() -> No
         ("thesis-mnist", {"clients": 11}, "give 1 to 10"),
         ("femnist", {"clients": 500}, "8 writers for clients=500"),
         ("fedem-cifar10", {"fraction": 0}, "fraction=0"),
+        ("fedrep-cifar10", {"labels": 11}, "give at least 1 client, and 1 to 10 labels"),
         ("animals-labels", {"rounds": 0}, "1 round or more"),
     ],
 )

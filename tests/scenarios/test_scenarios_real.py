@@ -102,6 +102,14 @@ def test_fedem_cifar10_deals_out_every_image() -> None:
     assert counts.sum(1).min() >= 20
 
 
+@needs("cifar10")
+def test_fedrep_cifar10_has_the_papers_amounts() -> None:
+    scenario = fq.scenarios.build("fedrep-cifar10")
+    assert {(c.samples + len(c.validation), len(c.test)) for c in scenario.clients} == {(500, 100)}
+    assert (np.count_nonzero(label_table(scenario).counts, axis=1) == 2).all()
+    assert sum(p.numel() for p in scenario.clients[0].model().parameters()) == 64_102
+
+
 @needs("animals4")
 def test_animals_keep_public_and_private_apart() -> None:
     scenario = fq.scenarios.build("animals-labels")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import nn
 
 from fedquilt.models.blocks import Modular, dense
-from fedquilt.models.convolutional import FeddlImages, FeddlSignals, FedemCNN, ModflCifar, ModflStl, ThesisCNN
+from fedquilt.models.convolutional import FeddlImages, FeddlSignals, FedemCNN, FedrepCNN, ModflCifar, ModflStl, ThesisCNN
 from fedquilt.models.digits import DigitsNet
 from fedquilt.models.lora import LoraLinear, adapter_units, with_lora
 from fedquilt.models.mobilenet import MobileNetV2
@@ -29,6 +29,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "feddl-signals": FeddlSignals,
     "thesis-cnn": ThesisCNN,
     "fedem-cnn": FedemCNN,
+    "fedrep-cnn": FedrepCNN,
     "mobilenet-v2": MobileNetV2,
     "small-cnn": SmallCNN,
     "mlp": MLP,
@@ -42,6 +43,7 @@ __all__ = [
     "FeddlImages",
     "FeddlSignals",
     "FedemCNN",
+    "FedrepCNN",
     "LoraLinear",
     "MobileNetV2",
     "ModflCifar",

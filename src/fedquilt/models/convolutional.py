@@ -1,4 +1,4 @@
-"""The papers' convolutional networks: ModFL's two, FedDL's two, the thesis' and FedEM's."""
+"""The papers' convolutional networks: ModFL's two, FedDL's two, the thesis', FedEM's and FedRep's."""
 
 from __future__ import annotations
 
@@ -160,4 +160,31 @@ class FedemCNN(nn.Module):
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         out: Tensor = self.output(F.relu(self.fc1(x.flatten(1))))
+        return out
+
+
+class FedrepCNN(nn.Module):
+    """FedRep's network for CIFAR: conv 6 and 16 of 5 x 5 with max pooling, FC 120 and 100, output.
+
+    The sizes are those of the program FedRep's authors published.
+
+    >>> import torch
+    >>> FedrepCNN()(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.input_shape = (3, 32, 32)
+        self.conv1 = nn.Conv2d(3, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120)
+        self.fc2 = nn.Linear(120, 100)
+        self.output = nn.Linear(100, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
+        out: Tensor = self.output(x)
         return out
