@@ -11,7 +11,15 @@ from collections.abc import Callable
 from torch import nn
 
 from fedquilt.models.blocks import Modular, dense
-from fedquilt.models.convolutional import FeddlImages, FeddlSignals, FedemCNN, FedrepCNN, ModflCifar, ModflStl, ThesisCNN
+from fedquilt.models.convolutional import (
+    FeddlImages,
+    FeddlSignals,
+    FedemCNN,
+    FedrepCNN,
+    ModflCifar,
+    ModflStl,
+    ThesisCNN,
+)
 from fedquilt.models.digits import DigitsNet
 from fedquilt.models.lora import LoraLinear, adapter_units, with_lora
 from fedquilt.models.mobilenet import MobileNetV2
