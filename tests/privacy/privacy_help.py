@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from scipy.stats import beta
 from torch import Tensor, nn
 
 import fedquilt as fq
+
+CONFIDENCE = 0.99  # of an audit
 
 
 class TwoUnits(nn.Module):
@@ -73,3 +77,23 @@ def shared(result: fq.Run) -> Tensor:
         unit: values.column((unit, sig)) for values in result.federation.server.all_values for unit, sig in values.keys
     }
     return torch.cat([held[unit].flatten() for unit in sorted(held)])
+
+
+def audited(with_it: Tensor, without: Tensor, delta: float) -> float:
+    """A lower bound on epsilon, from scores: the threshold is chosen on one half and judged on the other."""
+
+    def low(hits: int, n: int, share: float) -> float:
+        return float(beta.ppf(1 - share, hits, n - hits + 1)) if hits else 0.0
+
+    def high(hits: int, n: int, share: float) -> float:
+        return float(beta.ppf(share, hits + 1, n - hits)) if hits < n else 1.0
+
+    def bound(present: Tensor, absent: Tensor, at: float, share: float) -> float:
+        caught, alarmed = int((present > at).sum()), int((absent > at).sum())
+        right, wrong = low(caught, len(present), share), high(alarmed, len(absent), share)
+        return math.log(max(1e-12, (right - delta) / wrong)) if right > delta else 0.0
+
+    first, second = with_it[::2], with_it[1::2]
+    other, last = without[::2], without[1::2]
+    best = max(torch.cat([first, other]).tolist(), key=lambda at: bound(first, other, at, 0.9))
+    return bound(second, last, best, (1 + CONFIDENCE) / 2)

@@ -9,15 +9,13 @@ says nothing.
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("dp_accounting")
 
-from scipy.stats import beta
+from privacy_help import audited
 
 import fedquilt as fq
 from fedquilt._util.randomness import each_of
@@ -29,7 +27,6 @@ from fedquilt.methods import FedAvg
 from fedquilt.privacy import Budget, Use
 
 TRIALS, ROUNDS, CLIENTS, SIZE = 600, 2, 4, 3
-CONFIDENCE = 0.99
 
 
 def outputs(privacy: fq.Privacy, rate: float, canary: bool) -> Tensor:
@@ -57,26 +54,6 @@ def outputs(privacy: fq.Privacy, rate: float, canary: bool) -> Tensor:
             server.merge(ups)
             found.append((server.all_values[0].value - before)[0])
     return torch.stack(found).view(TRIALS, ROUNDS * SIZE)
-
-
-def audited(with_it: Tensor, without: Tensor, delta: float) -> float:
-    """A lower bound on epsilon, from scores: the threshold is chosen on one half and judged on the other."""
-
-    def low(hits: int, n: int, share: float) -> float:
-        return float(beta.ppf(1 - share, hits, n - hits + 1)) if hits else 0.0
-
-    def high(hits: int, n: int, share: float) -> float:
-        return float(beta.ppf(share, hits + 1, n - hits)) if hits < n else 1.0
-
-    def bound(present: Tensor, absent: Tensor, at: float, share: float) -> float:
-        caught, alarmed = int((present > at).sum()), int((absent > at).sum())
-        right, wrong = low(caught, len(present), share), high(alarmed, len(absent), share)
-        return math.log(max(1e-12, (right - delta) / wrong)) if right > delta else 0.0
-
-    first, second = with_it[::2], with_it[1::2]
-    other, last = without[::2], without[1::2]
-    best = max(torch.cat([first, other]).tolist(), key=lambda at: bound(first, other, at, 0.9))
-    return bound(second, last, best, (1 + CONFIDENCE) / 2)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])

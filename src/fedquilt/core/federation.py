@@ -118,7 +118,7 @@ class Federation:
         method.check_task(scenario.task)
         for readout in self.readouts:
             readout.check_task(scenario.task)
-        check(secure, method, rule, privacy, ranks() is not None)
+        check(secure, method, rule, privacy, ranks() is not None, attack is not None)
         privacy, held = self._accounted(privacy, rule), (scenario.common, scenario.public_test)
         self.terms = Terms(method, self.training, scenario.classes, seed, *held, privacy, scenario.task, secure)
         self.secret = seed if secret is None else secret  # what participants and noise of privacy are drawn by

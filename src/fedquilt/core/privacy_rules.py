@@ -77,7 +77,7 @@ def check_method(
         raise ValueError(
             f"{level} adds noise to sums, and {rule} makes none; merge with 'mean', or take dp.level=local or sample"
         )
-    if training.share < 1 and training.sampling != "poisson":
+    if privacy.level == "client" and training.share < 1 and training.sampling != "poisson":
         raise ValueError(
             f"share={training.share:g} with {level}: that few take part counts only where each client is chosen by "
             "itself; set sampling=poisson"
@@ -154,7 +154,9 @@ def signal_to_noise(privacy: Privacy, rate: float, plan: Plan, sizes: Mapping[st
             continue
         heard = senders(planned.row, sends, planned.count).double()[planned.row]
         # the noise of a circle's mean: one noise over the senders, or one from each of them
-        each = 1 / (rate * heard).square() if privacy.level == "client" else 1 / (rate * heard)
+        each = 1 / (rate * heard) if privacy.level == "local" else 1 / (rate * heard).square()
+        if privacy.level == "distributed":  # where all are honest, there is more than one noise
+            each = each / privacy.honest
         noise += torch.where(planned.receives, sizes[unit] * each, 0.0)
     worst = float(noise.max()) ** 0.5 * privacy.found
     return 1 / worst if worst > 0 else None

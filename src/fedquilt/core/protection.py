@@ -20,21 +20,21 @@ def protect(up: Update, down: Instructions, privacy: Privacy, keys: Sequence[int
     """The update of clients with every change, from what was received, at most as long as the clip: one length over
     all units that a client sends. `keys` (k,) are what local noise is drawn by.
     """
-    if privacy.level == "sample" or not up.blocks:
-        return up
+    if privacy.level in ("sample", "distributed") or not up.blocks:
+        return up  # steps had their noise; or sums get it under masks, by `noisy_shares`
     device, k = up.blocks[0].value.device, len(up.ids)
-    received = [_received(block, down) for block in up.blocks]
+    before = [received(block, down) for block in up.blocks]
     squares = torch.zeros(k, dtype=torch.float64, device=device)
-    for block, before in zip(up.blocks, received, strict=True):
-        change = (block.value - before).square().sum(1, dtype=torch.float64)
-        squares.index_add_(0, _places(block, k, device), change)
+    for block, start in zip(up.blocks, before, strict=True):
+        change = (block.value - start).square().sum(1, dtype=torch.float64)
+        squares.index_add_(0, places(block, k, device), change)
     clip = down.told[CLIP][:, 0].to(device).double() if CLIP in down.told else torch.full_like(squares, privacy.clip)
     factor = shrink(squares, clip)
     blocks = []
-    for block, before in zip(up.blocks, received, strict=True):
-        at = _places(block, k, device)
+    for block, start in zip(up.blocks, before, strict=True):
+        at = places(block, k, device)
         mine = factor[at, None].float()
-        value = torch.where(mine < 1, before + mine * (block.value - before), block.value)
+        value = torch.where(mine < 1, start + mine * (block.value - start), block.value)
         if privacy.level == "local" and privacy.found > 0:
             value = value + privacy.found * clip[at, None].float() * _noise(block, at, keys)
         blocks.append(replace(block, value=value))
@@ -42,7 +42,7 @@ def protect(up: Update, down: Instructions, privacy: Privacy, keys: Sequence[int
     return replace(up, blocks=tuple(blocks), reports=reports)
 
 
-def _received(block: UnitValues, down: Instructions) -> Tensor:
+def received(block: UnitValues, down: Instructions) -> Tensor:
     """(k, size) what the senders of a block received of its units."""
     parts = []
     for unit in block.units:
@@ -51,7 +51,8 @@ def _received(block: UnitValues, down: Instructions) -> Tensor:
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(block.value.device)
 
 
-def _places(block: UnitValues, k: int, device: torch.device) -> Tensor:
+def places(block: UnitValues, k: int, device: torch.device) -> Tensor:
+    """(k,) which of the clients of an update sent a block."""
     return torch.arange(k, device=device) if block.places is None else block.places.to(device)
 
 

@@ -6,7 +6,8 @@ what weight, since it wrote the plan; so weights are no secret, and only weighte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedquilt._util.randomness import key_of
+from fedquilt.core.noisy_shares import NoisyShares, clipped_changes, in_shares
 from fedquilt.families.layout import Signature
 from fedquilt.interface.masked import Masked, Summed
 from fedquilt.interface.messages import Instructions, Update
 from fedquilt.interface.method import Method
 from fedquilt.interface.steps import Do, Send
 from fedquilt.privacy import Privacy
+from fedquilt.privacy.discrete_gaussian import Words
 from fedquilt.secure.graph import degree
 from fedquilt.secure.settings import SecureSums, check_installed
 from fedquilt.sharing import Plan, Rule, UnitPlan
@@ -37,8 +41,15 @@ _KEYS, _SEALED, _SHARE, _NUMBER = 64, 50, 17, 4
 Keys = tuple[tuple[str, Signature], ...]
 
 
-def check(secure: SecureSums | None, method: Method, rule: Rule, privacy: Privacy | None, ranked: bool) -> None:
+def check(
+    secure: SecureSums | None, method: Method, rule: Rule, privacy: Privacy | None, ranked: bool, attacked: bool = False
+) -> None:  # fmt: skip
     """Refuse, before any work, what needs more than sums; `ranked`: ranks hand each other clients' copies."""
+    if secure is None and in_shares(privacy):
+        raise ValueError(
+            "dp.level=distributed gives each client a share of the noise, which hides little alone; it needs secure "
+            "sums: add --secure-sums (secure=True; for devices, fedquilt deploy init --secure-sums)"
+        )
     if secure is None:
         return
     check_installed()
@@ -57,7 +68,11 @@ def check(secure: SecureSums | None, method: Method, rule: Rule, privacy: Privac
     if privacy is not None and (privacy.level == "client" or privacy.adaptive):
         raise ValueError(
             "dp.level=client and dp.adaptive add noise where the server sums, and secure sums are opened without it; "
-            "take dp.level=local with a fixed clip, or run without secure sums"
+            "take dp.level=distributed with a fixed clip, in which clients add it in shares, or run without secure sums"
+        )
+    if in_shares(privacy) and attacked:
+        raise ValueError(
+            "dp.level=distributed clips under masks, which liars would not do; try attacks with dp.level=local"
         )
     if method.learns:
         refuse("its server half learns from what single clients send")
@@ -74,11 +89,11 @@ def check_time(secure: SecureSums | None, clock: object | None) -> None:
         raise ValueError("secure sums are opened when a round ends, and virtual time lets updates come after that")
 
 
-def at_home(plan: Plan, settings: SecureSums | None) -> Plan:
+def at_home(plan: Plan, settings: SecureSums | None, privacy: Privacy | None = None) -> Plan:
     """A plan in which circles of fewer senders than can be hidden in a sum are private; the same without secure sums.
 
     Their units stay home for as long as the plan holds: a circle that is never opened would hand its first value back
-    to its members for ever.
+    to its members for ever. Where noise comes in shares, sums that have no room for it are refused.
     """
     if settings is None:
         return plan
@@ -95,6 +110,8 @@ def at_home(plan: Plan, settings: SecureSums | None) -> Plan:
         if bool(small.any()):
             unit = UnitPlan(torch.where(small, -1, unit.circle), unit.weight, unit.pull, unit.pool)
         units[name] = unit
+        if (noisy := in_shares(privacy)) and bool(unit.sends.any()):
+            NoisyShares(noisy, settings, int(senders.max()))
     moved = [name for name, unit in plan.units.items() if bool(unit.sends.any())]
     if moved and not any(bool(unit.sends.any()) for unit in units.values()):
         raise ValueError(
@@ -120,6 +137,7 @@ class Circle:
     """One sum of a round: a circle of units that lie together, and those of the round's clients who send to it.
 
     `shares` are their weights for each of the largest in the circle: what a copy is multiplied by before it is summed.
+    With noise in shares all count 1, and changes are summed.
     """
 
     values: CircleValues
@@ -137,6 +155,11 @@ class Circle:
         """The same circle with some of its members."""
         share = dict(zip(self.members, self.shares, strict=True))
         return replace(self, members=tuple(members), shares=tuple(share[i] for i in members))
+
+    def moved(self, change: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of the members' copies, by that of their changes from the circle's value."""
+        value: NDArray[np.float64] = self.values.value[self.row].double().numpy(force=True)
+        return change + len(self.members) * value
 
 
 def circles(server: Server, ids: Sequence[int]) -> list[Circle]:
@@ -156,8 +179,9 @@ def circles(server: Server, ids: Sequence[int]) -> list[Circle]:
             members = (inside & there).nonzero()[:, 0]
             if not len(members):
                 continue
-            largest = float(plan.weight[inside].max())
-            shares = tuple((plan.weight[members].double() / largest).tolist())
+            weight = torch.ones_like(plan.weight) if in_shares(server.privacy) else plan.weight
+            largest = float(weight[inside].max())
+            shares = tuple((weight[members].double() / largest).tolist())
             found.append(Circle(values, row, tuple(members.tolist()), shares, largest, int(inside.sum())))
     return found
 
@@ -183,15 +207,20 @@ def summed(sums: Sequence[tuple[Circle, NDArray[np.float64]]], bad: Mapping[Keys
 
 
 def close(
-    server: Server, pairs: Sequence[tuple[Instructions, Update]], settings: SecureSums
+    server: Server, pairs: Sequence[tuple[Instructions, Update]], settings: SecureSums, secret: int = 0
 ) -> list[tuple[Instructions, Update]]:  # fmt: skip
     """A simulated round's answers with sums in the place of copies, made by the protocol, all members in this process.
 
-    A client with a number that is not finite or beyond the range sends nothing at all.
+    A client with a number that is not finite or beyond the range sends nothing at all. Noise in shares is drawn by
+    `secret`; with it a client sends noise alone where its numbers are not finite.
     """
     from fedquilt.secure.rehearsal import rehearse
 
-    fine = {i: ok for _, up in pairs for i, ok in zip(up.ids, _within(up, settings.range).tolist(), strict=True)}
+    noisy = in_shares(server.privacy)
+    if noisy is not None:
+        pairs = [(down, clipped_changes(up, down, noisy.clip)) for down, up in pairs]
+    most = math.inf if noisy is not None else settings.range
+    fine = {i: ok for _, up in pairs for i, ok in zip(up.ids, _within(up, most).tolist(), strict=True)}
     found, bad = [], dict[Keys, list[int]]()
     for circle in circles(server, list(fine)):
         if faulty := [i for i in circle.members if not fine[i]]:
@@ -199,8 +228,13 @@ def close(
         now = circle.only([i for i in circle.members if fine[i]])
         if len(now.members) < settings.minimum:
             continue
-        point = settings.point(now.planned)
         copies = _copies(now, [up for _, up in pairs]).numpy(force=True).astype(np.float64)
+        if noisy is not None:
+            shares = NoisyShares(noisy, settings, len(now.members))
+            whole = np.stack([shares.encode(*own) for own in zip(copies, _words(server, now, secret), strict=True)])
+            found.append((now, now.moved(shares.decode(rehearse(whole, now.members, settings)))))
+            continue
+        point = settings.point(now.planned)
         whole = point.encode(copies * np.array(now.shares)[:, None])
         found.append((now, point.decode(rehearse(whole, now.members, settings))))
     merged = tuple(summed(found, bad))
@@ -209,6 +243,15 @@ def close(
         (down, replace(up, blocks=(), masked=masked(up.ids, opened, settings, merged if not at else ())))
         for at, (down, up) in enumerate(pairs)
     ]
+
+
+def _words(server: Server, circle: Circle, secret: int) -> Iterator[Words]:
+    """What the noise of each member of a circle is drawn by in the coming round of a simulation."""
+    from fedquilt.secure.masks import derive, words
+
+    for member in circle.members:
+        key = key_of("share", secret, server.roster.names[member], server.round + 1, circle.values.keys)
+        yield words(derive(key.to_bytes(8, "little"), b"noise"))
 
 
 def masked(

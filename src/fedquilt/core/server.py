@@ -54,7 +54,7 @@ class Server:
         self._refused = torch.zeros(len(roster), dtype=torch.int64, device=self.device)
         self._left_out: list[list[tuple[Tensor, Tensor]]] = []  # by round: who sent, and whose copies were not finite
         self.state: State = method.begin(roster)
-        self.plan = at_home(method.plan(self.state, roster), secure)
+        self.plan = at_home(method.plan(self.state, roster), secure, privacy)
         self._check(self.plan)
         check_circles(rule, self.plan)
         self.all_values = self._arrange(self.plan)
@@ -193,7 +193,7 @@ class Server:
 
     def _follow(self, before: Roster) -> None:
         """Write the plan anew; where it differs, or the roster does from the one before, values find their places."""
-        plan = at_home(self.method.plan(self.state, self.roster), self.secure)
+        plan = at_home(self.method.plan(self.state, self.roster), self.secure, self.privacy)
         if plan != self.plan or (before is not self.roster and self.roster.signatures() != before.signatures()):
             self._check(plan)
             self._rearrange(plan, before)

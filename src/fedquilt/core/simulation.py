@@ -138,7 +138,7 @@ class Simulation:
 
     def _closed(self, server: Server, pairs: list[tuple[Instructions, Update]]) -> list[tuple[Instructions, Update]]:
         """What the server is given: under secure sums no copies."""
-        return pairs if self.terms.secure is None else close(server, pairs, self.terms.secure)
+        return pairs if self.terms.secure is None else close(server, pairs, self.terms.secure, self.secret)
 
     @one_at_a_time
     def run(self, down: Instructions) -> Update:

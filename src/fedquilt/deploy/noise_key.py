@@ -57,3 +57,13 @@ def first_question(folder: Path, round_: int, secret: int) -> bool:
     if not path.is_file():
         write_bytes(path, str(secret).encode())
     return path.read_bytes() == str(secret).encode()
+
+
+def note_masked(folder: Path, round_: int) -> None:
+    """Note that numbers of a round are about to leave under masks."""
+    write_bytes(folder / f"masked-{round_}", b"")
+
+
+def was_masked(folder: Path, round_: int) -> bool:
+    """Whether numbers of a round have left under masks."""
+    return (folder / f"masked-{round_}").is_file()

@@ -1,8 +1,9 @@
 """What noise costs: epsilon by dp-accounting's privacy loss distributions, and the noise for an epsilon.
 
 Nothing here is an accountant of our own. What a run does is told to Google's `dp-accounting` as events: Gaussian noise,
-Poisson sampling, so many times. Two runs are neighbours if one differs from the other by one client (or sample) that
-sends nothing in its place.
+Poisson sampling, so many times. Sums of noise in whole numbers, which are not quite Gaussian, are told to it as what is
+proved of them: concentrated privacy (Kairouz, Liu and Steinke 2021), counted by Renyi divergences. Two runs are
+neighbours if one differs from the other by one client (or sample) that sends nothing in its place.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Budget:
 
     def epsilon(self, rounds: int, fine: bool = False) -> float:
         """Epsilon after so many rounds, rounded up; `fine`, on a grid that takes ten times as long."""
-        return epsilon_of(_accounted(self.privacy), self.use.rate, self.use.times * rounds, self.privacy.delta, fine)
+        whole = self.privacy.level == "distributed"
+        times, delta = self.use.times * rounds, self.privacy.delta
+        return epsilon_of(_accounted(self.privacy), self.use.rate, times, delta, fine, whole)
 
     def told(self, rounds: int) -> str:
         """What is protected after so many rounds, in a sentence."""
@@ -63,7 +66,7 @@ def found(privacy: Privacy, use: Use, rounds: int) -> Privacy:
     if privacy.noise is None:
         assert privacy.epsilon is not None
         twice = 2 if privacy.level == "local" else 1
-        noise = twice * noise_for(privacy.epsilon, privacy.delta, use, rounds)
+        noise = twice * noise_for(privacy.epsilon, privacy.delta, use, rounds, privacy.level == "distributed")
         return Privacy(**{**privacy.text, "noise": noise})
     if privacy.epsilon is not None:
         spent = Budget(privacy, use).epsilon(rounds, fine=True)
@@ -76,20 +79,21 @@ def found(privacy: Privacy, use: Use, rounds: int) -> Privacy:
 
 
 @lru_cache(maxsize=4096)
-def epsilon_of(noise: float, rate: float, times: int, delta: float, fine: bool = True) -> float:
-    """Epsilon of so many sums with Gaussian noise, each over a Poisson sample of this rate."""
+def epsilon_of(
+    noise: float, rate: float, times: int, delta: float, fine: bool = True, whole: bool = False
+) -> float:  # fmt: skip
+    """Epsilon of so many sums with Gaussian noise, each over a Poisson sample of this rate; `whole`: noise in whole
+    numbers, over all."""
     if times == 0 or rate == 0:
         return 0.0
     if noise == 0:
         return math.inf
-    accountant = _accounting().pld.PLDAccountant(
-        value_discretization_interval=_FINE if fine or times > _MANY else _COARSE
-    )
-    return float(accountant.compose(_event(noise, rate, times)).get_epsilon(delta))
+    accountant = _accountant(fine or times > _MANY, whole)
+    return float(accountant.compose(_event(noise, rate, times, whole)).get_epsilon(delta))
 
 
 @lru_cache(maxsize=256)
-def noise_for(epsilon: float, delta: float, use: Use, rounds: int) -> float:
+def noise_for(epsilon: float, delta: float, use: Use, rounds: int, whole: bool = False) -> float:
     """The least noise that keeps a promise over so many rounds.
 
     >>> 1 < noise_for(8.0, 1e-5, Use(rate=0.5), rounds=20) < 2
@@ -97,23 +101,22 @@ def noise_for(epsilon: float, delta: float, use: Use, rounds: int) -> float:
     """
     times = use.times * rounds
     if use.rate >= 1:  # sums of Gaussians are Gaussian
-        return math.sqrt(times) * _least_noise(epsilon, delta, 1.0, 1)
-    return _least_noise(epsilon, delta, use.rate, times)
+        return math.sqrt(times) * _least_noise(epsilon, delta, 1.0, 1, whole)
+    return _least_noise(epsilon, delta, use.rate, times, whole)
 
 
-def _least_noise(epsilon: float, delta: float, rate: float, times: int) -> float:
-    accounting = _accounting()
-    search = accounting.mechanism_calibration
+def _least_noise(epsilon: float, delta: float, rate: float, times: int, whole: bool) -> float:
+    search = _accounting().mechanism_calibration
     high = 1.0
-    while epsilon_of(high, rate, times, delta, fine=False) > epsilon:
+    while epsilon_of(high, rate, times, delta, False, whole) > epsilon:
         high *= 2
-    while high > _LEAST and epsilon_of(high / 2, rate, times, delta, fine=False) <= epsilon:
+    while high > _LEAST and epsilon_of(high / 2, rate, times, delta, False, whole) <= epsilon:
         high /= 2
     if high <= _LEAST:
         return high
     noise = search.calibrate_dp_mechanism(
-        lambda: accounting.pld.PLDAccountant(value_discretization_interval=_FINE if times > _MANY else _COARSE),
-        lambda noise: _event(noise, rate, times),
+        lambda: _accountant(times > _MANY, whole),
+        lambda noise: _event(noise, rate, times, whole),
         epsilon,
         delta,
         search.ExplicitBracketInterval(high / 2, high),
@@ -122,8 +125,17 @@ def _least_noise(epsilon: float, delta: float, rate: float, times: int) -> float
     return float(noise)
 
 
-def _event(noise: float, rate: float, times: int) -> Any:
+def _accountant(fine: bool, whole: bool) -> Any:
+    accounting = _accounting()
+    if whole:
+        return accounting.rdp.RdpAccountant()
+    return accounting.pld.PLDAccountant(value_discretization_interval=_FINE if fine else _COARSE)
+
+
+def _event(noise: float, rate: float, times: int, whole: bool) -> Any:
     events = _accounting().dp_event
+    if whole:
+        return events.ZCDpEvent(times / (2 * noise**2))
     if rate >= 1:  # sums of Gaussians are Gaussian
         return events.GaussianDpEvent(noise / math.sqrt(times))
     return events.SelfComposedDpEvent(events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise)), times)
@@ -138,5 +150,6 @@ def _accounting() -> Any:
         ) from None
     import dp_accounting.mechanism_calibration
     import dp_accounting.pld
+    import dp_accounting.rdp
 
     return dp_accounting

@@ -12,7 +12,7 @@ from fedquilt._util.plain_values import python, whole
 from fedquilt._util.suggest import did_you_mean
 from fedquilt._util.toml import values_of
 
-Level = Literal["client", "local", "sample"]
+Level = Literal["client", "local", "sample", "distributed"]
 
 # what is protected at each level, and from whom
 LEVELS: dict[str, str] = {
@@ -26,6 +26,10 @@ LEVELS: dict[str, str] = {
     "sample": (
         "each training sample, from the server too: what its client sends hardly tells whether it was there"
     ),
+    "distributed": (
+        "each client as a whole, from the server too: whether its change or none was among them can hardly be told "
+        "from the sums that the server opens, where the share dp.honest of their clients adds noise as agreed"
+    ),
 }  # fmt: skip
 
 
@@ -35,7 +39,9 @@ class Privacy:
 
     `level` says what is protected. client: each client's change is clipped to the length `clip`, all of its units
     together, and the server adds Gaussian noise of `noise` * `clip` to the sum of each circle. local: the client clips
-    its change and adds that noise itself. sample: the gradient of each sample is clipped and every step gets noise. A
+    its change and adds that noise itself. sample: the gradient of each sample is clipped and every step gets noise.
+    distributed: under secure sums, each client adds a share of that noise, such that the share `honest` of a sum's
+    clients adds all of it; the server sees no sum without. A
     circle of fewer than `smallest` clients is refused, since noise does not shrink with it. With `adaptive`, at the
     level client, the clip follows the `quantile` of the clients' changes (Andrew et al. 2021), by `clip_rate` a round.
 
@@ -52,13 +58,14 @@ class Privacy:
     adaptive: bool = False
     quantile: float = 0.5
     clip_rate: float = 0.2
+    honest: float = 0.5
 
     def __post_init__(self) -> None:
         for key in (f.name for f in fields(self)):
             object.__setattr__(self, key, python(getattr(self, key)))
         if self.level not in LEVELS:
             raise ValueError(did_you_mean(str(self.level), LEVELS, "level of privacy"))
-        for key in ("epsilon", "delta", "clip", "noise", "quantile", "clip_rate"):
+        for key in ("epsilon", "delta", "clip", "noise", "quantile", "clip_rate", "honest"):
             value = getattr(self, key)
             if value is None and key in ("epsilon", "noise"):
                 continue
@@ -78,6 +85,10 @@ class Privacy:
             raise ValueError(f"dp.clip={self.clip} leaves nothing of an update; give a length above 0")
         if not 0 < self.quantile < 1 or not self.clip_rate > 0:
             raise ValueError("dp.quantile must be between 0 and 1, and dp.clip_rate above 0")
+        if not 0 < self.honest <= 1:
+            raise ValueError(f"dp.honest={self.honest} must be above 0 and at most 1: the share of a sum's clients")
+        if self.level == "distributed" and self.noise == 0:
+            raise ValueError("dp.noise=0 has no shares; leave dp.level=distributed out, or give a noise above 0")
         if self.adaptive and self.level != "client":
             raise ValueError(f"dp.adaptive belongs to dp.level=client; with dp.level={self.level} the clip stays")
 

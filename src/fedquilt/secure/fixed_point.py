@@ -50,14 +50,29 @@ class FixedPoint:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the whole numbers, lowest byte first on every machine."""
-        return np.dtype(f"<u{self.bits // 8}")
+        """Of the whole numbers."""
+        return whole_dtype(self.bits)
 
     def encode(self, numbers: NDArray[np.float64]) -> Whole:
         """Numbers within the range as whole numbers."""
         signed: NDArray[np.int64] = np.rint(numbers * 2.0**self.places).astype(np.int64)
-        return signed.astype(np.uint64).astype(self.dtype)
+        return wrapped(signed, self.bits)
 
     def decode(self, whole: Whole) -> NDArray[np.float64]:
         """A sum of what `encode` gave as a number again."""
-        return whole.view(np.dtype(f"<i{self.bits // 8}")).astype(np.float64) * self.step
+        return unwrapped(whole) * self.step
+
+
+def whole_dtype(bits: int) -> np.dtype[Any]:
+    """Of whole numbers modulo 2^bits, lowest byte first on every machine."""
+    return np.dtype(f"<u{bits // 8}")
+
+
+def wrapped(signed: NDArray[np.int64], bits: int) -> Whole:
+    """Numbers with a sign, modulo 2^bits."""
+    return signed.astype(np.uint64).astype(whole_dtype(bits))
+
+
+def unwrapped(whole: Whole) -> NDArray[np.float64]:
+    """What `wrapped` gave, with its sign again."""
+    return whole.view(np.dtype(f"<i{whole.dtype.itemsize}")).astype(np.float64)

@@ -6,6 +6,7 @@ All of it is `cryptography`'s; here is only how it is put together. Keys live fo
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
 from fedquilt.secure.fixed_point import Whole
 
@@ -49,6 +51,12 @@ def stream(key: bytes, count: int, dtype: np.dtype[Any]) -> Whole:
     """(count,) whole numbers drawn by a key, each as likely as any other."""
     drawn = Cipher(algorithms.ChaCha20(key, _NONCE), mode=None).encryptor().update(bytes(count * dtype.itemsize))
     return np.frombuffer(drawn, dtype)
+
+
+def words(key: bytes) -> Callable[[int], NDArray[np.uint64]]:
+    """A source of words of 64 bits drawn by a key, which goes on where it was."""
+    encryptor = Cipher(algorithms.ChaCha20(key, _NONCE), mode=None).encryptor()
+    return lambda count: np.frombuffer(encryptor.update(bytes(8 * count)), "<u8")
 
 
 def seal(key: bytes, content: bytes) -> bytes:

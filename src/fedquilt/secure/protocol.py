@@ -45,6 +45,11 @@ class Party:
         self._held: dict[int, bytes] = {}  # both shares of each neighbour that gave some, and its own
         self._asked = 0  # how many of the four questions were answered
 
+    @property
+    def known(self) -> int:
+        """How many members it knows of: its neighbours, and itself."""
+        return len(self._peers) + 1
+
     def keys(self) -> bytes:
         """Its public keys: for masks, for letters."""
         self._next(1)
@@ -92,7 +97,7 @@ class Party:
         arrived, left = set(arrived), set(left)
         if arrived & left or not arrived | left <= self._held.keys() or self.number not in arrived:
             raise Unsafe("both masks of a client are asked for, or those of a stranger")
-        if len(arrived) < max(self._least, min(self.settings.minimum, len(self._peers) + 1)):
+        if len(arrived) < max(self._least, min(self.settings.minimum, self.known)):
             raise Unsafe(f"the sum of {len(arrived)} clients would say too much of each")
         of_self = {number: self._held[number][: shamir.SHARE] for number in arrived}
         shares = of_self | {number: self._held[number][shamir.SHARE :] for number in left}

@@ -10,6 +10,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from fedquilt.deploy.device.secure_session import SecureSession
 from fedquilt.deploy.device.state import LostState, NodeState
 from fedquilt.deploy.held import read_common
 from fedquilt.deploy.names import plain_name
-from fedquilt.deploy.noise_key import first_question, noise_key
+from fedquilt.deploy.noise_key import first_question, noise_key, note_masked, was_masked
 from fedquilt.deploy.project import Node
 from fedquilt.deploy.transport.codec import LOOK, Arrays, Text, read_down, read_terms, write_member, write_up
 from fedquilt.deploy.transport.secure_codec import Told
 from fedquilt.deploy.transport.wire import REASONS, Refused, pack, unpack
 from fedquilt.interface.messages import Instructions, Update
+from fedquilt.privacy import Privacy
 from fedquilt.readouts import named
 from fedquilt.secure import SecureSums
 
@@ -109,11 +111,12 @@ class Device:
                 look = self._look(arrays, text) if "look" in text else down
                 said["counts"], said["losses"] = evaluate(simulation, look, text["readouts"], memory, text["last"])
             answer: Arrays = {}
+            noise = self._noise_in_shares(simulation, state, text)
             if text["last"]:
                 self._write_model(simulation, down, text["run"])
             else:
                 go_to(simulation, down.round)
-                answer, written = self._send(simulation.run(down), text)
+                answer, written = self._send(simulation.run(down), down, text, noise)
                 said |= written | {"training_loss": finite(float(training_losses(simulation, down.ids)))}
             state.stage(text["token"], keep(simulation, memory), {"round": str(simulation.round)})
         return answer, said
@@ -123,24 +126,42 @@ class Device:
     ) -> None:
         """Let noise be drawn by a secret of this device, if it adds any; a round is answered once."""
         privacy, training = simulation.terms.privacy, simulation.terms.training
-        if privacy is None or privacy.level == "client" or text["last"]:
+        if privacy is None or privacy.level in ("client", "distributed") or text["last"]:
             return
         simulation.secret = noise_key(self.node.folder / "noise.key", text["run"], arrays)
         answered = first_question(state.folder, text["round"], simulation.secret)
         if not answered or not 1 <= text["round"] <= training.rounds:
             raise Refused("asked-again")
 
-    def _send(self, up: Update, text: Mapping[str, Any]) -> tuple[Arrays, Text]:
+    def _noise_in_shares(
+        self, simulation: Simulation, state: NodeState, text: Mapping[str, Any]
+    ) -> tuple[Privacy, Callable[[], None]] | None:  # fmt: skip
+        """Noise that is added in shares, and what notes that numbers of this round have left: of a round they do so
+        once, since every sum that they are in is a release, whether or not this client hears that it was opened."""
+        privacy, round_ = simulation.terms.privacy, text["round"]
+        if privacy is None or privacy.level != "distributed" or text["last"]:
+            return None
+        if was_masked(state.folder, round_) or not 1 <= round_ <= simulation.terms.training.rounds:
+            raise Refused("asked-again")
+        return privacy, partial(note_masked, state.folder, round_)
+
+    def _send(
+        self,
+        up: Update,
+        down: Instructions,
+        text: Mapping[str, Any],
+        noise: tuple[Privacy, Callable[[], None]] | None,
+    ) -> tuple[Arrays, Text]:
         """What leaves the device: copies of the units that were asked for, or under secure sums public keys."""
         self.session = None
         if "secure" not in text:
-            if self.node.secure and up.blocks:
+            if (self.node.secure or noise is not None) and up.blocks:
                 raise Refused("open-copy")
             return write_up(up, text["dtype"])
         if up.reports:
             raise Refused("unsafe-sum", "reports")
         told = [Told.read(circle) for circle in text["secure"]["circles"]]
-        session = SecureSession(up.ids[0], up, told, SecureSums(**text["secure"]["settings"]))
+        session = SecureSession(up, down, told, SecureSums(**text["secure"]["settings"]), *noise or ())
         self.session = (text["token"], session)
         return session.keys(), {"round": up.round}
 

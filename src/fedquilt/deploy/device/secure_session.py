@@ -1,44 +1,64 @@
 """A device's part in the secure sums of one round: its secrets are in memory only, and end with the round.
 
-A device that is stopped between two letters has lost them and is left out of that round, as one that leaves is.
+A device that is stopped between two letters has lost them and is left out of that round, as one that leaves is. A share
+of noise is added when numbers are masked, since it is known then how many gave keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedquilt.core.noisy_shares import NoisyShares, clipped_changes, enough
 from fedquilt.deploy.transport.secure_codec import Told, read_bytes, write_bytes
 from fedquilt.deploy.transport.wire import Refused
-from fedquilt.interface.messages import Update
-from fedquilt.secure import SecureSums
+from fedquilt.interface.messages import Instructions, Update
+from fedquilt.privacy import Privacy
+from fedquilt.secure import SecureSums, masks
+from fedquilt.secure.fixed_point import Whole
 from fedquilt.secure.protocol import Party, Unsafe
 
 Arrays = dict[str, NDArray[Any]]
 
 
 class SecureSession:
-    """One round of one client: a party and its numbers in each circle that it was told of."""
+    """One round of one client: a party and its numbers in each circle that it was told of.
 
-    def __init__(self, number: int, up: Update, told: Sequence[Told], settings: SecureSums) -> None:
-        self.parties = [Party(number, settings) for _ in told]
-        self.numbers = []
-        asked = {unit for circle in told for unit in circle.units}
-        if asked != {unit for block in up.blocks for unit in block.units}:
+    With `noise` in shares its numbers are changes; `spend` is called before numbers with noise leave.
+    """
+
+    def __init__(
+        self,
+        up: Update,
+        down: Instructions,
+        told: Sequence[Told],
+        settings: SecureSums,
+        noise: Privacy | None = None,
+        spend: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.settings, self.noise, self.spend = settings, noise, spend
+        self.parties = [Party(up.ids[0], settings) for _ in told]
+        self.members: dict[str, int] = {}  # how many of a circle gave keys
+        if {unit for circle in told for unit in circle.units} != {unit for block in up.blocks for unit in block.units}:
             raise Refused("unsafe-sum", "units outside of circles")
-        for circle in told:
-            copies = [part for unit in circle.units if (part := up.part([unit])) is not None]
-            copy = np.concatenate([value[0].numpy(force=True) for _, value in copies]).astype(np.float64)
-            if not bool(np.isfinite(copy).all()):
-                raise Refused("not-finite")
-            if copy.size and float(np.abs(copy).max()) > settings.range:
-                raise Refused("out-of-range")
-            if not 0 < circle.share <= 1:
-                raise Refused("unsafe-sum", "a share beyond 1")
-            self.numbers.append(settings.point(circle.planned).encode(copy * circle.share))
+        if noise is not None:
+            up = clipped_changes(up, down, noise.clip)
+        self.told, self.copies = told, [_copy(up, circle) for circle in told]
+        if noise is None:
+            for circle, copy in zip(told, self.copies, strict=True):
+                self._check(circle, copy)
+
+    def _check(self, circle: Told, copy: NDArray[np.float64]) -> None:
+        if not bool(np.isfinite(copy).all()):
+            raise Refused("not-finite")
+        if copy.size and float(np.abs(copy).max()) > self.settings.range:
+            raise Refused("out-of-range")
+        if not 0 < circle.share <= 1:
+            raise Refused("unsafe-sum", "a share beyond 1")
 
     def keys(self) -> Arrays:
         """Question 1, with the letter of the round: public keys for each circle."""
@@ -51,17 +71,43 @@ class SecureSession:
         found: Arrays = {}
         try:
             for name, text in circles.items():
-                party, numbers = self.parties[int(name)], self.numbers[int(name)]
+                party = self.parties[int(name)]
                 if phase == "shares":
                     shares = party.shares(read_bytes(arrays[f"peers/{name}"], text["peers"]), text["members"])
+                    self.members[name] = text["members"]
                     found[f"shares/{name}"] = write_bytes([shares[peer] for peer in text["peers"]])
                 elif phase == "masked":
-                    found[f"masked/{name}"] = party.masked(numbers, read_bytes(arrays[f"peers/{name}"], text["peers"]))
+                    received = read_bytes(arrays[f"peers/{name}"], text["peers"])
+                    found[f"masked/{name}"] = party.masked(self._numbers(name), received)
                 elif phase == "unmask":
+                    self._check_noise(party, text["arrived"])
                     given = party.unmask(text["arrived"], text["left"])
                     found[f"share/{name}"] = write_bytes([given[peer] for peer in [*text["arrived"], *text["left"]]])
                 else:
                     raise Refused("bad-letter")
         except Unsafe as error:
             raise Refused("unsafe-sum", str(error)) from None
+        if phase == "masked" and self.noise is not None:
+            self.spend()
         return found
+
+    def _numbers(self, name: str) -> Whole:
+        """What is masked of a circle: its copy times its share, or its change with a share of the noise."""
+        circle, copy = self.told[int(name)], self.copies[int(name)]
+        if self.noise is None:
+            return self.settings.point(circle.planned).encode(copy * circle.share)
+        if name not in self.members:
+            raise Unsafe("numbers are asked for before shares")
+        shares = NoisyShares(self.noise, self.settings, self.members[name])
+        return shares.encode(copy, masks.words(secrets.token_bytes(32)))
+
+    def _check_noise(self, party: Party, arrived: Sequence[int]) -> None:
+        """Of those whom this client knows of, so many must be in a sum that their noise is what was promised."""
+        if self.noise is not None and len(set(arrived)) < (least := enough(self.noise, party.known)):
+            raise Unsafe(f"a sum of {len(set(arrived))} clients has too little noise; {least} would have enough")
+
+
+def _copy(up: Update, circle: Told) -> NDArray[np.float64]:
+    """(size,) the client's copy of the units of a circle."""
+    parts = [part for unit in circle.units if (part := up.part([unit])) is not None]
+    return np.concatenate([value[0].numpy(force=True) for _, value in parts]).astype(np.float64)

@@ -13,7 +13,7 @@ from fedquilt.deploy.transport.wire import Refused, unpack
 
 FROM_DEVICES = (
     "failed", "lost-state", "unreadable", "wrong-version", "unknown-method", "other-code", "bad-letter", "not-finite",
-    "out-of-range", "unsafe-sum", "open-copy",
+    "out-of-range", "unsafe-sum", "open-copy", "asked-again",
 )  # fmt: skip
 _HEAD, _NUMBER = 1 << 20, 12  # bytes of an answer beside its numbers, and of a count written out
 

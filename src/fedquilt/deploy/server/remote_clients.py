@@ -96,7 +96,7 @@ class RemoteClients:
             settings = self.stubs.terms.secure
             secure = None if settings is None else SecureExchange(server, asked, settings)
             answers, tokens = self._letters(server, downs, readouts, attempt, False, len(chosen), needed, secure=secure)
-            if len(answers) < needed:
+            if len(answers) < needed and not (secure and secure.over(self.told[self.names[n]] for n in asked)):
                 continue
             if secure is None:
                 break
@@ -105,7 +105,7 @@ class RemoteClients:
             except TooFew:
                 continue
             answers = {number: answer for number, answer in answers.items() if number not in left}
-            if len(answers) >= needed:
+            if len(answers) >= needed or secure.noise is not None:
                 break
         else:
             raise NoQuorum(

@@ -6,18 +6,21 @@ and not kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from fedquilt.core.noisy_shares import NoisyShares, enough, in_shares
 from fedquilt.core.secure_round import Circle, circles, summed
 from fedquilt.core.server import Server
 from fedquilt.deploy.transport.secure_codec import Told, read_bytes, write_bytes
 from fedquilt.deploy.transport.wire import Refused, pack
 from fedquilt.interface.masked import Summed
 from fedquilt.secure import SecureSums, masks, shamir
+from fedquilt.secure.fixed_point import whole_dtype
 from fedquilt.secure.protocol import Sum, TooFew
 
 Arrays = dict[str, NDArray[Any]]
@@ -42,6 +45,7 @@ class SecureExchange:
 
     def __init__(self, server: Server, asked: Sequence[int], settings: SecureSums) -> None:
         self.settings = settings
+        self.noise = in_shares(server.privacy)
         self.planned = circles(server, asked)
         self.own = {number: [c for c in self.planned if number in c.members] for number in asked}
         self.keys: dict[int, list[bytes]] = {}
@@ -61,26 +65,48 @@ class SecureExchange:
             raise Refused("unknown-unit" if set(arrays) - set(expected) else "missing-unit")
         self.keys[number] = [read_bytes(arrays[name], [0], 2 * masks.PUBLIC)[0] for name in expected]
 
+    def over(self, codes: Iterable[str]) -> bool:
+        """Whether clients said that their numbers of this round left before, with noise in shares: then the round was
+        begun by a server that went down, and what is left of it is all there will be."""
+        return self.noise is not None and "asked-again" in set(codes)
+
     def run(self, ask: Ask) -> tuple[list[Circle], tuple[Summed, ...], set[int]]:
         """The three questions that are left: the circles that were opened, their sums, and who left on the way.
 
-        `TooFew` where a circle was begun and cannot be opened.
+        `TooFew` where a circle was begun and cannot be opened. With noise in shares such a circle keeps its value:
+        numbers leave once in a round.
         """
         places = list(self._places())
         ask("shares", self._letters(places, self._peers), self._take_shares(places))
         ask("masked", self._letters(places, self._received), self._take_masked(places))
+        begun = {number for place in places for number in place.circle.members}
+        left = begun - {number for place in places for number in place.sum.arrived}
+        if self.noise is not None:
+            places = [place for place in places if self._ready(place)]
         for place in places:
             if not place.sum.ready():
                 raise TooFew(f"{len(place.sum.arrived)} of {len(place.circle.members)} members of a circle stayed")
         ask("unmask", self._letters(places, self._fates), self._take_unmask(places))
         found = []
         for place in places:
-            arrived = place.circle.only(sorted(place.sum.arrived))
-            point = self.settings.point(place.circle.planned)
-            found.append((arrived, point.decode(place.sum.open())))
-        begun = {number for place in places for number in place.circle.members}
-        left = begun - {number for place in places for number in place.sum.arrived}
+            try:
+                found.append((place.circle.only(sorted(place.sum.arrived)), self._opened(place)))
+            except TooFew:
+                if self.noise is None:
+                    raise
         return [circle for circle, _ in found], tuple(summed(found, {})), left
+
+    def _ready(self, place: _Place) -> bool:
+        """Whether so many sent something that its sum may be opened, and has the noise that was promised."""
+        assert self.noise is not None
+        return place.sum.ready() and len(place.sum.arrived) >= enough(self.noise, len(place.circle.members))
+
+    def _opened(self, place: _Place) -> NDArray[np.float64]:
+        """The sum of the copies of those who arrived."""
+        if self.noise is None:
+            return self.settings.point(place.circle.planned).decode(place.sum.open())
+        shares = NoisyShares(self.noise, self.settings, len(place.circle.members))
+        return place.circle.only(sorted(place.sum.arrived)).moved(shares.decode(place.sum.open()))
 
     def _places(self) -> Iterator[_Place]:
         for circle in self.planned:
@@ -135,8 +161,8 @@ class SecureExchange:
         def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
             mine = _of(places, number)
             found = [arrays.get(f"masked/{place.names[number]}") for place in mine]
+            dtype = whole_dtype(self.settings.bits)
             for place, numbers in zip(mine, found, strict=True):
-                dtype = self.settings.point(place.circle.planned).dtype
                 if numbers is None or numbers.dtype != dtype or numbers.shape != (place.circle.size,):
                     raise Refused("wrong-shape")
             for place, numbers in zip(mine, found, strict=True):
