@@ -24,6 +24,8 @@ from fedquilt.interface.me import Me
 from fedquilt.interface.messages import ClientInfo, Roster, Updates
 from fedquilt.interface.method import Heard, Method, State
 from fedquilt.interface.readout import EvaluationContext, Readout
+from fedquilt.interface.sent_models import SentModels
+from fedquilt.interface.server_training import ServerTraining
 from fedquilt.interface.steps import Do, Install, Send, Step, Train, but_last, last
 from fedquilt.layers.prepare import cross_entropies
 from fedquilt.methods.fedavg import circles_of_shape
@@ -60,6 +62,8 @@ __all__ = [
     "Readout",
     "Roster",
     "Send",
+    "SentModels",
+    "ServerTraining",
     "State",
     "Step",
     "Train",

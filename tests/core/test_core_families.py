@@ -344,5 +344,5 @@ def test_what_the_server_looks_at_has_the_clients_own_constants() -> None:
         blocks_of(fed.simulation.family_states[0].family, fed.simulation.family_states[0].store.take([0, 1]), units),
     )
     assert layout.travels < layout.width
-    _, found = fed.simulation.probabilities(Updates(1, (up,)), Split(x, y))
+    _, found = Updates(1, (up,), fed.simulation.sent_models).probabilities(Split(x, y))
     torch.testing.assert_close(found, torch.stack(expected))

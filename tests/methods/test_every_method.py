@@ -7,7 +7,12 @@ import pytest
 from fedquilt.methods import METHODS
 from fedquilt.testing import CHECKS, check_method
 
-SETTINGS = {"fedmn": {"blocks": (2, 2), "width": 6}, "feddl": {"interval": 0}, "fedrep": {"head_epochs": 2}}
+SETTINGS = {
+    "fedmn": {"blocks": (2, 2), "width": 6},
+    "feddl": {"interval": 0},
+    "feddf": {"steps": 20},
+    "fedrep": {"head_epochs": 2},
+}
 
 
 @pytest.mark.parametrize("check", CHECKS)

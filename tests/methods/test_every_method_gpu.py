@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 SETTINGS = {
     "fedmn": {"blocks": (2, 2), "width": 6, "dropout": 0.0},
     "feddl": {"interval": 0},
+    "feddf": {"steps": 20},
     "fedrep": {"head_epochs": 2},
 }
 # Scores that are no probabilities, and a router in the place of a head: these refuse what compares or mixes answers.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -33,12 +35,16 @@ def roster(clients: int, units: Sequence[str] = tuple(SIZES)) -> Roster:
     return Roster(tuple(members), classes=2, rounds=9, common=Split(torch.zeros(1, 1), torch.zeros(1).long()))
 
 
+def models(ids: Sequence[int], answers: Sequence[list[float]]) -> Any:
+    """Whole models that answer like this."""
+    return SimpleNamespace(ids=torch.tensor(ids), classes=2, scores=torch.tensor(answers)[:, None].log)
+
+
 def sent(round_: int, answers: Sequence[list[float]], ids: Sequence[int] | None = None) -> Updates:
     """What the server is given where whole models were sent that answer like this."""
     ids = tuple(ids if ids is not None else range(len(answers)))
     whole = UnitValues(tuple(SIZES), tuple(SIZES.values()), None, torch.zeros(len(ids), sum(SIZES.values())))
-    told = torch.tensor(ids), torch.tensor(answers)[:, None]
-    return Updates(round_, (Update(round_, ids, (whole,)),), models=lambda *_: told)
+    return Updates(round_, (Update(round_, ids, (whole,)),), look=lambda *_: [models(ids, answers)])
 
 
 def circles(plan: fq.Plan, unit: str) -> list[int]:
@@ -90,8 +96,7 @@ def test_average_linkage_by_hand() -> None:
 def merged(server: Server, values: Sequence[float], answers: Sequence[list[float]]) -> Instructions:
     """One round of a server whose clients send, of what they are told to, these values all over."""
     down = server.instructions(range(4))
-    told = torch.tensor(answers)[:, None]
-    server.models = lambda *_: (torch.arange(4), told)
+    server.look = lambda *_: [models(range(4), answers)]
     server.merge([Update(down.round, down.ids, tuple(blocks(down, values)))])
     return server.instructions(range(4))
 

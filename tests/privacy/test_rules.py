@@ -32,6 +32,7 @@ WHY_NOT = {  # why not
     "fedpac": REPORTS,
     "pfedhn": REPORTS,
     "auto": REPORTS,
+    "feddf": NO_UNITS_ALONE,
     "feddl": NO_UNITS_ALONE,
     "fedmn": REPORTS,
     "score-sharing": NO_UNITS_ALONE,

@@ -13,6 +13,7 @@ from fedquilt.families.common import Common
 from fedquilt.families.layout import Signature
 from fedquilt.interface.messages import ClientInfo, Instructions, Update, Updates
 from fedquilt.interface.readout import Readout
+from fedquilt.interface.sent_models import SentModels
 from fedquilt.results import Evaluation
 
 
@@ -40,8 +41,8 @@ class Backend(Protocol):
     def architectures(self) -> list[tuple[Client, nn.Module]]:
         """Of each family its first client and the module that its clients have in common."""
 
-    def probabilities(self, updates: Updates, samples: Common) -> tuple[Tensor, Tensor]:
-        """Who sent a whole model, (k,), and its class probabilities on samples of the server's, (k, n, classes)."""
+    def sent_models(self, updates: Updates, samples: Common) -> list[SentModels]:
+        """The whole models that were sent, to be run on samples of the server's in their clients' form."""
 
     def turn(self, server: Server, round_: int) -> None:
         """Go to a round: clients that change there become what they are from now on, and the server hears of it."""

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedquilt.client import Split, as_samples
 from fedquilt.core.family_state import table_of
 from fedquilt.core.server import Server
-from fedquilt.engines.check_models import misfit
 from fedquilt.families.common import Common, form_for
-from fedquilt.interface.client_stack import ClientStack, map_rows
+from fedquilt.interface.client_stack import ClientStack
 from fedquilt.interface.messages import Instructions, Updates
 from fedquilt.interface.readout import SPLITS, EvaluationContext, Readout
+from fedquilt.interface.sent_models import SentModels
 from fedquilt.results import Evaluation
 
 if TYPE_CHECKING:
@@ -176,14 +175,14 @@ def predict(simulation: Simulation, server: Server, readout: Readout, number: in
     return answer
 
 
-def probabilities(simulation: Simulation, updates: Updates, samples: Common) -> tuple[Tensor, Tensor]:
-    """Class probabilities of the whole models that were sent, on the server's samples in their clients' form."""
-    if not simulation.terms.task.has_classes:
+def sent_models(simulation: Simulation, updates: Updates, samples: Common) -> list[SentModels]:
+    """The whole models that were sent, family by family, with the server's samples in their clients' form."""
+    terms, found = simulation.terms, []
+    if not terms.task.has_classes:
         raise ValueError(
-            f"the method '{simulation.terms.method.name}' compares class probabilities, and there are no classes in "
-            f"{simulation.terms.task.kind}; use settings, or a method, that go by weights or losses"
+            f"the method '{terms.method.name}' compares class probabilities, and there are no classes in "
+            f"{terms.task.kind}; use settings, or a method, that go by weights or losses"
         )
-    ids, found = [], []
     for up in updates.ups:
         family_state = simulation.family_states[simulation.home[up.ids[0]][0]]
         family = family_state.family
@@ -201,19 +200,9 @@ def probabilities(simulation: Simulation, updates: Updates, samples: Common) -> 
             index = torch.tensor([place[i] for i in whole], device=part[1].device)
             for own, value in family.layout.pieces(rows, part[1][index], unit):
                 own.copy_(value)
-        ids.append(torch.tensor(whole))
         here = form_for(samples, family_state.clients[0]).x.to(simulation.device)  # a family's clients hold one form
-        try:
-            outputs = map_rows(family, partial(_softmax, here), rows, stacked=rows.is_cuda)
-        except RuntimeError as error:
-            name = family_state.clients[family_state.places((whole[0],))[0]].name
-            raise ValueError(misfit(name, here, error)) from error
-        # a class that a model does not know has the probability 0 there
-        found.append(nn.functional.pad(outputs, (0, simulation.terms.classes - outputs.shape[2])))
-    if not ids:
+        first = family_state.clients[family_state.places((whole[0],))[0]].name
+        found.append(SentModels(torch.tensor(whole), first, here, terms.classes, family, rows))
+    if not found:
         raise ValueError(f"in round {updates.round} nobody sent a whole model; ask for all units in the plan before")
-    return torch.cat(ids), torch.cat(found)
-
-
-def _softmax(x: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
-    return call(x).softmax(1)
+    return found

@@ -31,8 +31,9 @@ from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
 from fedquilt.core.virtual_time import Answers, make_clock
 from fedquilt.engines.settings import Training
-from fedquilt.interface.messages import Passed, Roster, counted
+from fedquilt.interface.messages import Roster
 from fedquilt.interface.method import Method
+from fedquilt.interface.passed import Passed, counted
 from fedquilt.privacy import Budget, Privacy, found
 from fedquilt.readouts import READOUTS, Readout, named
 from fedquilt.results import Evaluation
@@ -135,8 +136,8 @@ class Federation:
         )  # fmt: skip
         central = privacy if privacy is not None and privacy.level == "client" else None
         guard = Guard(central, self.training.share, len(roster), self.secret) if central else None
-        first, models = self.backend.first_values, self.backend.probabilities
-        self.server = Server(method, roster, first, rule, self.device, models, privacy, guard, secure)
+        first, look = self.backend.first_values, self.backend.sent_models
+        self.server = Server(method, roster, first, rule, self.device, look, privacy, guard, secure)
         changing = any(client.changes for client in scenario.clients)
         passes = self.backend.passes if isinstance(self.backend, Simulation) else 0
         self.clock = make_clock(self.training, method, self.server, passes, changing) if passes else None

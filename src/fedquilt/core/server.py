@@ -14,14 +14,15 @@ from fedquilt.core.merge_rules import check_circles, trusted_among
 from fedquilt.core.privacy_rules import check_plan
 from fedquilt.core.secure_round import at_home, take_sums
 from fedquilt.core.selection import Selection
+from fedquilt.core.trial_merge import merged_by_now
 from fedquilt.core.values import CircleValues, Key, Merging, owned, size_of
 from fedquilt.families.common import Common
 from fedquilt.interface.messages import ClientInfo, Instructions, Roster, UnitValues, Update, Updates
 from fedquilt.interface.method import Method, State
+from fedquilt.interface.sent_models import SentModels
 from fedquilt.privacy import Privacy
 from fedquilt.secure import SecureSums
 from fedquilt.sharing import MixedUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, traffic
-from fedquilt.sharing.rule import ContextRule
 
 _COUNT_AFTER = 64  # rounds whose left-out updates wait to be counted
 
@@ -41,15 +42,14 @@ class Server:
         first: Callable[[int], Mapping[Key, Tensor]],
         rule: Rule = mean,
         device: torch.device | str = "cpu",
-        models: Callable[[Updates, Common], tuple[Tensor, Tensor]] | None = None,
+        look: Callable[[Updates, Common], list[SentModels]] | None = None,
         privacy: Privacy | None = None,
         guard: Guard | None = None,
         secure: SecureSums | None = None,
     ) -> None:
-        self.method, self.roster, self.rule, self.models = method, roster, rule, models
+        self.method, self.roster, self.rule, self.look = method, roster, rule, look
         self.privacy, self.guard, self.secure = privacy, guard, secure
-        self.device = torch.device(device)
-        self.round = 0
+        self.device, self.round = torch.device(device), 0
         self.merging: Merging
         self._refused = torch.zeros(len(roster), dtype=torch.int64, device=self.device)
         self._left_out: list[list[tuple[Tensor, Tensor]]] = []  # by round: who sent, and whose copies were not finite
@@ -104,21 +104,21 @@ class Server:
         told = self.method.tell(self.state, self.roster, ids)
         if self.guard is not None:
             told = {**told, **self.guard.tells(len(ids))}
-        values, now = (tuple(blocks), tuple(pulls)), self.round + 1
-        return Instructions(now, ids, *values, send, self._everyone, told, offers, copies)
+        values = tuple(blocks), tuple(pulls)
+        return Instructions(self.round + 1, ids, *values, send, self._everyone, told, offers, copies)
 
     def merge(self, ups: Sequence[Update]) -> None:
         """Close a round: the method writes the plan, by which what was sent is merged."""
-        updates = Updates(self.round + 1, tuple(ups), self.models, self.held, self.copies)
+        self.merging = replace(self.merging, key=key_of("merge", self.roster.seed, self.round + 1))
+        looks = self.look, self.held, self.copies
+        updates = Updates(self.round + 1, tuple(ups), *looks, lambda: merged_by_now(self, ups))
         before, self.state = self.state, self.method.learn(self.state, updates, self.roster)
         if self.state is not before:
             self._follow(self.roster)
-        if isinstance(self.rule, ContextRule):
-            self.merging = replace(self.merging, key=key_of("merge", self.roster.seed, self.round + 1))
-        left_out: list[tuple[Tensor, Tensor]] = []
-        left_out += [] if self.secure is None else take_sums(self, ups)
+        self.merging = replace(self.merging, state=self.state)
+        left_out = [] if self.secure is None else take_sums(self, ups)
         for circle_values in list(self.all_values):
-            self._merge_values(circle_values, ups, left_out)
+            self.merge_values(circle_values, ups, left_out)
         if self.guard is not None:
             self.guard.next(ups)
         self._left_out.append(left_out)
@@ -213,7 +213,7 @@ class Server:
 
     # --- values ----------------------------------------------------------------------------------------------------
 
-    def _merge_values(
+    def merge_values(
         self, circle_values: CircleValues, ups: Sequence[Update], left_out: list[tuple[Tensor, Tensor]]
     ) -> None:
         """Merge units that lie together at once where all came together from everyone, else one by one."""
@@ -227,7 +227,7 @@ class Server:
             singles = [circle_values.single(key) for key in circle_values.keys]
             self.all_values += singles
             for single in singles:
-                self._merge_values(single, ups, left_out)
+                self.merge_values(single, ups, left_out)
             return
         parts = [part for part in whole if part is not None]
         if len(parts) == 1:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedquilt._util.randomness import key_of
 from fedquilt._util.turns import one_at_a_time
 from fedquilt.client import Client
-from fedquilt.core.evaluation import Scored, evaluate, probabilities
+from fedquilt.core.evaluation import Scored, evaluate, sent_models
 from fedquilt.core.family_state import FamilyState, blocks_of, covers, do, install_into, write
 from fedquilt.core.local_training import LocalTraining
 from fedquilt.core.membership import Membership
@@ -31,6 +31,7 @@ from fedquilt.interface.client_stack import ClientStack, PaddedSplit
 from fedquilt.interface.me import each
 from fedquilt.interface.messages import ClientInfo, Instructions, Update, Updates
 from fedquilt.interface.readout import Readout
+from fedquilt.interface.sent_models import SentModels
 from fedquilt.interface.steps import Do, Install, Train
 from fedquilt.results import Evaluation
 
@@ -333,9 +334,9 @@ class Simulation:
         """What every client scores with every read-out on the validation and test splits, after the last round."""
         return evaluate(self, server, readouts, last)
 
-    def probabilities(self, updates: Updates, samples: Common) -> tuple[Tensor, Tensor]:
-        """Class probabilities of the whole models that were sent, on the server's samples in their clients' form."""
-        return probabilities(self, updates, samples)
+    def sent_models(self, updates: Updates, samples: Common) -> list[SentModels]:
+        """The whole models that were sent, to be run on the server's samples in their clients' form."""
+        return sent_models(self, updates, samples)
 
     def model(self, number: int, down: Instructions | None = None) -> nn.Module:
         """A client's personal model: what it has, after installing what is sent to it."""

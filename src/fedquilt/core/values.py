@@ -13,7 +13,7 @@ from fedquilt.core.guard import Guard
 from fedquilt.engines.cuda_graph import Graph
 from fedquilt.families.layout import Signature
 from fedquilt.interface.messages import Roster
-from fedquilt.interface.method import Heard, Method
+from fedquilt.interface.method import Heard, Method, State
 from fedquilt.sharing import AnyUnit, Merged, MixedUnit, Rule, UnitPlan, merge_unit, mix
 from fedquilt.sharing.merge import Mean
 from fedquilt.sharing.rule import NOTHING_KNOWN, ContextRule, MergeContext
@@ -37,7 +37,13 @@ class Merging:
     statistics: Mapping[Key, int]
     trusted: Tensor | None = None  # (K,) bool: the clients whose copies the rule trusts
     key: int = 0  # a hash of the seed and the round, for rules that draw
+    state: State = field(default_factory=dict)  # what the method's server half remembers of this round
     guard: Guard | None = None
+
+    @property
+    def updates(self) -> bool:
+        """Whether the method makes something of merged values."""
+        return type(self.method).update is not Method.update
 
 
 @dataclass
@@ -111,7 +117,7 @@ class CircleValues:
 
     def _hold(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
         """Keep what the method makes of merged values; which of the copies were left out, (k,)."""
-        if type(how.method).update is not Method.update:
+        if how.updates:
             merged = merged._replace(value=self._updated(merged, parts, how))
         self.value.copy_(merged.onto(self.value))
         self.known |= merged.heard
@@ -126,7 +132,7 @@ class CircleValues:
     def _updated(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
         """(circles, size) what the method makes of the merged values, unit by unit; what it remembers is kept here."""
         share = self._share(merged, parts) if how.guard is None else torch.full_like(merged.weight, how.guard.rate)
-        heard = Heard(merged.weight[:, None], share[:, None])
+        heard = Heard(merged.weight[:, None], share[:, None], how.state)
         found: list[Tensor] = []
         for key in self.keys:
             whole = self.columns(key)
@@ -157,7 +163,8 @@ class CircleValues:
         """`merge` of one part. On a GPU, copies that come in the same memory again are merged by a captured graph."""
         if not values.is_cuda or values.numel() > _CAPTURE_UP_TO or not isinstance(how.rule, Mean) or how.guard:
             return self.merge([(ids, values)], how)
-        key = (values.data_ptr(), values.shape, values.stride(), self.value.data_ptr())
+        by = id(how.state) if how.updates else 0  # what was captured with another state is not what would be done now
+        key = (values.data_ptr(), values.shape, values.stride(), self.value.data_ptr(), by)
         if self.captured is None or self.captured.key != key:
             self.captured = _Captured(key, self, values, how)
         return self.captured.merge(ids)

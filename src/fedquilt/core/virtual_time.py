@@ -26,8 +26,9 @@ from torch import Tensor
 from fedquilt.core.backend import Backend
 from fedquilt.core.server import Server
 from fedquilt.engines.settings import Training
-from fedquilt.interface.messages import Instructions, Passed, Roster, UnitValues, Update, bytes_each
+from fedquilt.interface.messages import Instructions, Roster, UnitValues, Update
 from fedquilt.interface.method import Method
+from fedquilt.interface.passed import Passed, bytes_each
 from fedquilt.sharing import UnitPlan
 
 SPEED, BANDWIDTH = "speed", "bandwidth"

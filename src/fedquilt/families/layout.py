@@ -117,10 +117,12 @@ class Layout:
         return self.places[names[0]].start, self.places[names[-1]].stop
 
     def named(self, unit: str, flat: Tensor) -> dict[str, Tensor]:
-        """The tensors of a unit by name, from its numbers as one vector."""
-        names = self._named[unit]
-        parts = flat.split([self.places[name].stop - self.places[name].start for name in names])
-        pairs = zip(names, parts, strict=True)
+        """The tensors of a unit by name, from its numbers as one vector, or from those of its first tensors."""
+        names, sizes = self._named[unit], list[int]()
+        for name in names:
+            if sum(sizes) < len(flat):
+                sizes.append(self.places[name].stop - self.places[name].start)
+        pairs = zip(names, flat.split(sizes), strict=False)
         return {name: part.view(self.places[name].shape).to(self.places[name].dtype) for name, part in pairs}
 
     def _columns(self, units: tuple[str, ...]) -> list[tuple[int, int]]:

@@ -7,18 +7,21 @@ real network one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedquilt._util.shared_memory import place_on
 from fedquilt.families.common import Common
 from fedquilt.families.layout import Signature
 from fedquilt.interface.masked import Masked
-from fedquilt.sharing import Plan, Traffic, traffic
 from fedquilt.sharing.weighted_sums import finite_rows
+
+if TYPE_CHECKING:
+    from fedquilt.interface.sent_models import SentModels
 
 
 @dataclass(frozen=True)
@@ -174,58 +177,15 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Passed:
-    """What went to clients and came back, without the values: enough to count it when somebody asks.
-
-    `sent` are, by unit, the places of those who sent it, None: of all of them.
-    """
-
-    ids: tuple[int, ...]
-    told: int | Tensor  # bytes for each client, beside values of units
-    reported: int | Tensor
-    sent: Mapping[str, Tensor | None]
-
-    @classmethod
-    def of(cls, down: Instructions, up: Update) -> Passed:
-        """A message and its answer."""
-        sent: dict[str, Tensor | None] = {unit: block.places for block in up.blocks for unit in block.units}
-        told, reported = bytes_each(down.told), bytes_each(up.reports)
-        if up.masked is None:
-            return cls(up.ids, told, reported, sent)
-        return cls(up.ids, told + up.masked.down, reported + up.masked.up, {**sent, **up.masked.sent})
-
-
-def counted(plan: Plan, sizes: Mapping[str, Tensor], passed: Sequence[Passed]) -> Traffic:
-    """What a round moved: what its plan says, less what clients chose not to send, and what passed beside units."""
-    moved = traffic(plan, sizes, torch.tensor([i for each in passed for i in each.ids]))
-    told, reported = torch.zeros(2, plan.clients, dtype=torch.int64)
-    really = torch.zeros_like(moved.up, dtype=torch.bool)
-    for each in passed:
-        ids = torch.tensor(each.ids)
-        told[ids], reported[ids] = each.told, each.reported
-        for unit, places in each.sent.items():
-            really[ids if places is None else ids[places], moved.units.index(unit)] = True
-    return replace(moved, up=moved.up * really, told=told, reported=reported)
-
-
-def bytes_each(beside: Mapping[str, Tensor]) -> int:
-    """Bytes of one client's part of tensors (k, ...) that pass beside the values of units.
-
-    >>> bytes_each({"active": torch.ones(5, 3, dtype=torch.bool), "loss": torch.zeros(5)})
-    7
-    """
-    return sum(value[0].numel() * value.element_size() for value in beside.values() if len(value))
-
-
-@dataclass(frozen=True)
 class Updates:
     """What a method's server half looks at: everything that was sent in a round, over all families."""
 
     round: int
     ups: tuple[Update, ...]
-    models: Callable[[Updates, Common], tuple[Tensor, Tensor]] | None = None
+    look: Callable[[Updates, Common], list[SentModels]] | None = None
     held: Callable[[str, Tensor], Tensor] | None = None
     copies: Callable[[str, Tensor], Tensor] | None = None
+    merge: Callable[[], Callable[[str, Tensor], Tensor]] | None = None
 
     @property
     def ids(self) -> Tensor:
@@ -264,6 +224,16 @@ class Updates:
             raise ValueError("the server was given no values, so it cannot say what clients received")
         return self.held(unit, ids)
 
+    def merged(self, unit: str, ids: Tensor) -> Tensor:
+        """(k, size) what the merge makes of what was sent in the circles of some clients, by the plan until now."""
+        if self._merged is None:
+            raise ValueError("the server was given no values, so it cannot say what becomes of them")
+        return self._merged(unit, ids)
+
+    @cached_property
+    def _merged(self) -> Callable[[str, Tensor], Tensor] | None:
+        return None if self.merge is None else self.merge()
+
     def latest(self, unit: str, ids: Tensor) -> Tensor:
         """(k, size) what some clients, all of one shape, sent last of a mixed unit, in this round or before."""
         sent = [(who[good.cpu()], values[good]) for who, values in self.parts(unit) for good in [finite_rows(values)]]
@@ -282,11 +252,21 @@ class Updates:
             raise KeyError(f"no client reported '{name}' in round {self.round}")
         return torch.cat([ids for ids, _ in parts]), torch.cat([value for _, value in parts])
 
-    def probabilities(self, samples: Common) -> tuple[Tensor, Tensor]:
-        """Who sent a whole model, (k,), and its class probabilities on samples the server holds, (k, n, classes).
+    def models(self, samples: Common) -> list[SentModels]:
+        """The whole models that were sent, family by family, to be run on samples that the server holds.
 
         Where they come in several forms, every model is shown its client's.
         """
-        if self.models is None:
+        if self.look is None:
             raise ValueError("the server was given no architectures, so it cannot run the models it was sent")
-        return self.models(self, samples)
+        return self.look(self, samples)
+
+    def probabilities(self, samples: Common) -> tuple[Tensor, Tensor]:
+        """Who sent a whole model, (k,), and its class probabilities on samples the server holds, (k, n, classes).
+
+        A class that a model does not know has the probability 0 there.
+        """
+        sent = self.models(samples)
+        said = [(models.scores().softmax(2), models.classes) for models in sent]
+        wide = [nn.functional.pad(some, (0, classes - some.shape[2])) for some, classes in said]
+        return torch.cat([models.ids for models in sent]), torch.cat(wide)

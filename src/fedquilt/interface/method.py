@@ -24,10 +24,14 @@ State = dict[str, Any]  # tensors, numbers, texts, lists and dicts of these: a c
 
 
 class Heard(NamedTuple):
-    """What a merge heard in each circle: the weight of the copies merged, and the share of its members they are of."""
+    """What a merge heard in each circle: the weight of the copies merged, and the share of its members they are of.
+
+    And what the server half remembers, after it has learnt from the round.
+    """
 
     weight: Tensor  # (C, 1)
     share: Tensor  # (C, 1)
+    state: State
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fedquilt.methods.fedavg import FedAvg
 from fedquilt.methods.fedavg_plus import FedAvgPlus
 from fedquilt.methods.fedbabu import FedBABU
 from fedquilt.methods.fedbn import FedBN
+from fedquilt.methods.feddf import FedDF
 from fedquilt.methods.feddl import FedDL
 from fedquilt.methods.feddyn import FedDyn
 from fedquilt.methods.fedem import FedEM
@@ -50,6 +51,7 @@ FAMILIES: dict[str, dict[type[Method], str]] = {
         Scaffold: "Karimireddy et al. 2020",
         FedDyn: "Acar et al. 2021",
         FedNova: "Wang et al. 2020",
+        FedDF: "Lin et al. 2020",
     },
     "twin: a model of one's own beside the shared one": {
         Ditto: "Li et al. 2021",
@@ -117,6 +119,7 @@ __all__ = [
     "FedAvgPlus",
     "FedBABU",
     "FedBN",
+    "FedDF",
     "FedDL",
     "FedDyn",
     "FedEM",

@@ -174,7 +174,7 @@ class _Guest:
         for at in range(1, rounds + 1):
             up = self._round(first + at, everything=at == rounds)
         known = self.federation.server
-        shown = Updates(self.federation.round, (up,), self.simulation.probabilities, known.held, known.copies)
+        shown = Updates(self.federation.round, (up,), self.simulation.sent_models, known.held, known.copies)
         self.server = self._welcomed(shown)
 
     def visit(self) -> None:

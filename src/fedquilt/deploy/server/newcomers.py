@@ -95,7 +95,7 @@ class Newcomers:
         if shows and not ups:
             return None
         known = federation.server
-        shown = Updates(federation.round, tuple(ups), clients.probabilities, known.held, known.copies)
+        shown = Updates(federation.round, tuple(ups), clients.sent_models, known.held, known.copies)
         grown.server = welcomed(known, member, shown, clients)
         return grown
 
@@ -106,7 +106,7 @@ def welcomed(server: Server, member: ClientInfo, shown: Updates, clients: Remote
     found.all_values = [
         replace(values, value=values.value.clone(), known=values.known.clone()) for values in server.all_values
     ]
-    found.models = clients.probabilities
+    found.look = clients.sent_models
     found.welcome(member, shown)
     return found
 

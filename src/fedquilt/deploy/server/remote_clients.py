@@ -77,7 +77,7 @@ class RemoteClients:
         self._said: dict[int, Said] = {}  # what the last answers said of the round before
         self._trained: tuple[Losses, Losses] = ({}, {})  # losses of training, of the round before the last and of it
         self.members, self.first_values = self.stubs.members, self.stubs.first_values
-        self.probabilities, self.architectures = self.stubs.probabilities, self.stubs.architectures
+        self.sent_models, self.architectures = self.stubs.sent_models, self.stubs.architectures
 
     def turn(self, server: Server, round_: int) -> None:
         """Go to a round; clients that change there get what they must have to look at the round before as they were."""
