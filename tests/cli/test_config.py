@@ -141,6 +141,41 @@ def test_an_attacked_run_is_repeated_from_its_toml(capfd: pytest.CaptureFixture[
     assert 'name = "mimic"' in Path("other/run.toml").read_text()
 
 
+def test_a_comparison_under_attack_is_of_the_same_honest_clients_in_all_seeds(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = ["compare", "digits", "fedavg", "ditto", "--attack", "sign-flip", "--merge", "median", "--rounds", "1"]
+    small = ["--set", "clients=8", "epochs=1", "--engine", "sequential", "--jobs", "1", "--out", "lied"]
+    assert main([*words, "--liars", "0.25", "--seeds", "2", *small, "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert [(row["method"], row["attack"], row["clients"]) for row in told["methods"]] == [
+        ("fedavg", "sign-flip, 2 of 8 lie", 6), ("ditto", "sign-flip, 2 of 8 lie", 6),
+    ]  # fmt: skip
+    runs = sorted(Path("lied").glob("*-seed?"))
+    assert len(runs) == 6
+    liars = {path.name.partition("-")[0]: set[str]() for path in runs}
+    for path in runs:
+        name = path.name.partition("-")[0]
+        liars[name] |= {row["client"] for row in lines(str(path)) if row.get("liar")}
+        assert ("[attack]" in (path / "run.toml").read_text()) is (name != "local")
+    assert liars["fedavg"] == liars["ditto"]
+    assert [len(liars[name]) for name in ("fedavg", "local")] == [2, 0]  # in both seeds the same
+    headings = page_data([Path("lied")])["scenarios"][0]["views"][0]["table"]["headings"]
+    assert headings[:2] == ["method", "attack"]
+    assert main([*words, "--liars", "0.25", "--seeds", "2", *small, "--format", "csv"]) == 0  # nothing is run again
+    assert capfd.readouterr().out.splitlines()[0].startswith("method,attack,")
+
+
+def test_a_share_of_liars_is_said_once_and_with_an_attack(capfd: pytest.CaptureFixture[str]) -> None:
+    for command in ("run", "compare"):
+        assert main([command, "digits", "fedavg", "--liars", "0.2"]) == 2
+        assert "say how they lie, as in --attack sign-flip" in capfd.readouterr().err
+        assert main([command, "digits", "fedavg", "--attack", "mimic", "--liars", "0.2", "--set", "liars=0.3"]) == 2
+        assert "are both given" in capfd.readouterr().err
+    assert main(["run", "digits", "fedavg", "--attack", "mimic", "--liars", "0.34", *SMALL, "--out", "x"]) == 0
+    assert "liars = 0.34" in Path("x/run.toml").read_text()
+
+
 def test_all_settings_that_a_sweep_tried_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "digits", "fedprox", "--sweep", "mu=0.01,1", "--rounds", "1", "--seeds", "2", "--out", "swept"]
     assert main([*words, "--set", "clients=4", "epochs=1", "--no-alone", "--engine", "sequential", "--jobs", "1"]) == 0

@@ -7,7 +7,7 @@ circle send in the same round, which is more than most liars do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -42,10 +42,14 @@ class Sent:
 
 @dataclass(frozen=True)
 class Attack:
-    """The base of all attacks. `liars` is the share of clients that lie; subclasses say in what."""
+    """The base of all attacks. `liars` is the share of clients that lie; subclasses say in what.
+
+    Who lies is drawn by `draw`, or by the run's seed where there is none.
+    """
 
     name: ClassVar[str] = ""
     liars: float = 0.2
+    draw: int | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.liars < 1:
@@ -56,7 +60,8 @@ class Attack:
         number = min(max(1, round(self.liars * len(clients))), len(clients) - 1)
         if number < 1:
             raise ValueError("an attack needs two clients at least, one that lies and one that is lied to")
-        return tuple(clients[at] for at in some_of(len(clients), number, key_of("liars", seed)))
+        by = seed if self.draw is None else self.draw
+        return tuple(clients[at] for at in some_of(len(clients), number, key_of("liars", by)))
 
     def client(self, client: Client) -> Client:
         """A liar as it trains."""

@@ -59,6 +59,8 @@ def compare(
     sweeps: Sweep = None,
     readouts: opt.Readouts = None,
     merge: opt.Merge = "mean",
+    attack: opt.Attack = None,
+    liars: opt.Liars = None,
     secure_sums: opt.SecureSums = False,
     device: opt.Device = "auto",
     engine: opt.Engine = "auto",
@@ -78,15 +80,18 @@ def compare(
 
     For example: fedquilt compare digits local fedavg modfl --seeds 3. Started again after a Ctrl-C or a kill it goes on
     where it was; what is finished is not run again. With `all` in the place of methods it is all that the scenario
-    allows; those that refuse it say why, in a line each.
+    allows; those that refuse it say why, in a line each. With --attack the same clients lie to every method and with
+    every seed, and are not counted.
     """
     from fedquilt.methods.find import find
 
     numbers = range(seed, seed + seeds)
+    said = opt.lying(settings, attack, liars)
+    if attack is not None and not any(word.startswith("attack.draw=") for word in said):
+        said.append(f"attack.draw={seed}")  # the honest must be the same in all seeds, to be set against each other
     choices = Choices(
-        rounds, settings or (), readouts, merge, device, engine, clients_at_once, evaluate_every, numbers,
-        secure=secure_sums,
-    )  # fmt: skip
+        rounds, said, readouts, merge, device, engine, clients_at_once, evaluate_every, numbers, attack, secure_sums
+    )
     check_form(form)
     asked = [*(methods or ()), *(word.strip() for word in (named or "").split(",") if word.strip())]
     methods = wanted(asked)

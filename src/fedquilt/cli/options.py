@@ -39,7 +39,10 @@ Readouts = Annotated[
 ]
 Merge = Annotated[str, typer.Option("--merge", metavar="NAME", help="How copies become one (fedquilt list merges).")]
 Attack = Annotated[
-    str | None, typer.Option("--attack", metavar="NAME", help="Some clients lie (fedquilt list attacks): liars=0.2.")
+    str | None, typer.Option("--attack", metavar="NAME", help="Some clients lie (fedquilt list attacks).")
+]
+Liars = Annotated[
+    float | None, typer.Option("--liars", metavar="SHARE", help="The share of clients that lie; 0.2 otherwise.")
 ]
 SecureSums = Annotated[
     bool, typer.Option("--secure-sums", help="The server gets sums of circles and nobody's copy; --set secure.KEY=...")
@@ -62,6 +65,16 @@ Watch = Annotated[
 Alone = Annotated[bool, typer.Option("--alone/--no-alone", help="Train the clients alone too: the bar to clear.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code that DIR names, also if you never ran it here.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on standard output, for machines.")]
+
+
+def lying(settings: list[str] | None, attack: str | None, liars: float | None) -> list[str]:
+    """The settings, with the share of liars among them."""
+    said = [word for word in settings or () if word.partition("=")[0] in ("liars", "attack.liars")]
+    if liars is not None and attack is None:
+        raise Refused(f"--liars {liars:g}: say how they lie, as in --attack sign-flip (fedquilt list attacks)")
+    if liars is not None and said:
+        raise Refused(f"--liars {liars:g} and --set {said[-1]} are both given; give one of them")
+    return [*(settings or ()), *([] if liars is None else [f"attack.liars={liars}"])]
 
 
 def check_checkpoints(every: int) -> None:

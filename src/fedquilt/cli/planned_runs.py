@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedquilt.cli.comparison import ALONE
 from fedquilt.cli.output import Refused
 from fedquilt.cli.request import Choices, Request, take_request
 
@@ -34,6 +35,7 @@ class PlannedRun:
     evaluate_every: int
     dp: dict[str, Any] = field(default_factory=dict)
     secure: dict[str, Any] = field(default_factory=dict)
+    attack: dict[str, Any] = field(default_factory=dict)
     code: str = ""  # a checksum of a method of the user's own, whose results are not those of its code of yesterday
     label: str = field(default="", compare=False)
     hardware: dict[str, Any] = field(default_factory=dict, compare=False)  # device, engine, clients at once
@@ -47,7 +49,7 @@ class PlannedRun:
     def variant(self) -> str:
         """A checksum of everything that decides results but the seed."""
         decisive = asdict(self)
-        unsaid = [key for key in ("code", "dp", "secure") if not decisive[key]]
+        unsaid = [key for key in ("code", "dp", "secure", "attack") if not decisive[key]]
         for key in ("seed", "label", "hardware", *unsaid):
             del decisive[key]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
@@ -70,7 +72,7 @@ class PlannedRun:
     def run(self, out: Path, scenario: Scenario, callbacks: Sequence[Callback], checkpoint_every: int) -> Run:
         """Run it in a directory, or go on with it there."""
         from fedquilt.privacy import Privacy
-        from fedquilt.runs.rule_texts import rule_from
+        from fedquilt.runs.rule_texts import attack_from, rule_from
         from fedquilt.runs.run import resume, run
         from fedquilt.runs.settings import method_from
         from fedquilt.secure import SecureSums
@@ -81,6 +83,7 @@ class PlannedRun:
         return run(
             scenario, method, seed=self.seed, readouts=self.readouts, merge=rule_from(self.merge),
             privacy=Privacy.of(self.dp), secure=SecureSums(**self.secure) if self.secure else False,
+            attack=attack_from(self.attack or None),
             evaluate_every=self.evaluate_every, alone=False, callbacks=callbacks, out=out,
             checkpoint_every=checkpoint_every, **self.hardware,
         )  # fmt: skip
@@ -89,10 +92,11 @@ class PlannedRun:
 def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[PlannedRun]:
     """The runs that an order amounts to, seed by seed."""
     from fedquilt.runs.code_digest import method_code
-    from fedquilt.runs.rule_texts import plain, rule_to
+    from fedquilt.runs.rule_texts import attack_to, plain, rule_to
     from fedquilt.runs.settings import method_to
 
     choices = order.choices
+    attack = {} if order.attack is None else attack_to(order.attack)
     hardware = {"device": choices.device, "engine": choices.engine, "clients_at_once": choices.clients_at_once}
     return [
         PlannedRun(
@@ -100,6 +104,7 @@ def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[
             tuple(readout.name for readout in order.readouts), rule_to(order.rule), choices.evaluate_every,
             {} if order.privacy is None else plain(order.privacy.text),
             {} if order.secure is None else order.secure.text,
+            {} if method.name == ALONE else attack,  # nobody can lie to clients alone
             method_code(method), label, hardware,
         )
         for seed in seeds

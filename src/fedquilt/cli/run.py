@@ -43,6 +43,7 @@ def run(
     readouts: opt.Readouts = None,
     merge: opt.Merge = "mean",
     attack: opt.Attack = None,
+    liars: opt.Liars = None,
     secure_sums: opt.SecureSums = False,
     device: opt.Device = "auto",
     engine: opt.Engine = "auto",
@@ -73,7 +74,8 @@ def run(
     said = _said(context)
     at |= {} if config is None else {key: value for key, value in config.options.items() if key not in said}
     choices = Choices(
-        at["rounds"], settings or (), readouts, at["merge"], at["device"], at["engine"], at["clients_at_once"],
+        at["rounds"], opt.lying(settings, at["attack"], liars), readouts, at["merge"], at["device"], at["engine"],
+        at["clients_at_once"],
         at["evaluate_every"], (at["seed"],), at["attack"], secure_sums,
     )  # fmt: skip
     order = take_request(scenario, [str(method)], choices) if config is None else config.request(choices)

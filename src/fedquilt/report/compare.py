@@ -92,6 +92,7 @@ class MethodRow:
     best: bool
     level_with_best: bool
     against_reference: Difference | None
+    attack: str = ""  # how some of its clients lied
 
 
 @dataclass(frozen=True)

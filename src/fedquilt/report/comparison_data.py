@@ -78,6 +78,7 @@ class Measured:
     alone: Mapping[int, Mapping[str, float]]
     losses: Mapping[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)  # at the rounds of the curve
     said: tuple[str, ...] = ()  # what methods that do not learn say of themselves, and what others promise
+    attacks: Mapping[str, str] = field(default_factory=dict)  # by method how some of its clients lied
     metric: Metric = ACCURACY
 
 
@@ -103,7 +104,8 @@ def measured(groups: Sequence[Group], reading: Reading | None = None) -> Measure
     if len(metrics) > 1:
         both = " and ".join(metric.name for metric in metrics[:2])
         raise ValueError(f"runs led by {both} cannot be compared; give runs of one task")
-    return Measured(scores, curves, alone, losses, said, metrics[0] if metrics else ACCURACY)
+    lied = {group.name: _attack(group.runs) for group in groups}
+    return Measured(scores, curves, alone, losses, said, lied, metrics[0] if metrics else ACCURACY)
 
 
 def compared(found: Measured, reference: str | None, target: float | None) -> Comparison | None:
@@ -120,7 +122,14 @@ def compared(found: Measured, reference: str | None, target: float | None) -> Co
         reference = next((name for name in ("fedavg", *ALONE) if name in tables), next(iter(tables)))
     curves = {name: [c for s, c in mine.items() if not seeds or s in seeds] for name, mine in found.curves.items()}
     table = compare(tables, alone=alone, curves=curves, reference=reference, target=target, metric=found.metric)
-    return replace(table, notes=(*table.notes, *notes, *found.said))
+    rows = tuple(replace(row, attack=found.attacks.get(row.name, "")) for row in table.rows)
+    return replace(table, rows=rows, notes=(*table.notes, *notes, *found.said))
+
+
+def _attack(runs: Sequence[RunFiles]) -> str:
+    """How some of the clients of a method's runs lied, and how many."""
+    told = {(run.summary["attack"], run.summary["liars"], len(run.clients)) for run in runs if "attack" in run.summary}
+    return "; ".join(f"{name}, {liars} of {clients} lie" for name, liars, clients in sorted(told))
 
 
 def final_scores(run: RunFiles, series: Series) -> dict[str, float]:

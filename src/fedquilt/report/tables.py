@@ -39,6 +39,7 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
     rows, metric, unit = comparison.rows, comparison.metric, comparison.metric.unit
     columns: list[tuple[str, list[Cell]]] = [
         ("method", [Cell(r.name, r.level_with_best) for r in rows]),
+        *([("attack", [Cell(r.attack or "–") for r in rows])] if any(r.attack for r in rows) else []),
         (metric.heading, [Cell(_as_papers(r, metric), r.level_with_best) for r in rows]),
         (f"{100 * comparison.level:.0f} % interval", [Cell(_from_to(r.score, metric)) for r in rows]),
         (f"worst decile{unit}", [Cell(metric.show(r.worst_decile)) for r in rows]),
@@ -97,8 +98,7 @@ def as_csv(comparison: Comparison) -> str:
     >>> print(as_csv(compare({"local": [[0.5], [0.75]]})).splitlines()[1].split(",")[:2])
     ['local', '0.625']
     """
-    lines = records(comparison)
-    out = io.StringIO()
+    lines, out = records(comparison), io.StringIO()
     writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
     writer.writeheader()
     for line in lines:
@@ -108,10 +108,10 @@ def as_csv(comparison: Comparison) -> str:
 
 def records(comparison: Comparison) -> list[dict[str, str | float | bool | None]]:
     """Every number of the comparison by name, one dict a method."""
-    found = []
+    found, attacked = [], any(row.attack for row in comparison.rows)
     for r in comparison.rows:
         d = r.against_reference
-        line: dict[str, str | float | bool | None] = {"method": r.name}
+        line: dict[str, str | float | bool | None] = {"method": r.name, **({"attack": r.attack} if attacked else {})}
         line |= _spread_out(comparison.metric.name, r.score) | {"deviation_over_seeds": r.over_seeds}
         line |= {"spread_over_clients": r.spread, "worst_decile": r.worst_decile}
         line |= _spread_out("gain", r.gain) | {"share_gaining": r.share_gaining, "target": comparison.target}

@@ -148,7 +148,8 @@ class Run:
         first, last = (
             [r for r in rows if "liar" not in r] for rows in (self._first_rows(), self.last_rows(self.readout))
         )
-        return trouble(first, last, self.chance, federation.training, refused, federation.scenario.task)
+        attack = "" if federation.attack is None else federation.attack.name
+        return trouble(first, last, self.chance, federation.training, refused, federation.scenario.task, attack)
 
     # --- looking at it -----------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ def attack_to(attack: Attack) -> dict[str, Any]:
     """An attack as its name and settings."""
     if ATTACKS.get(attack.name) is not type(attack):
         raise ValueError(f"a run on disk can only use the attacks {', '.join(ATTACKS)}, not {attack}")
-    return {"name": attack.name, **plain(asdict(attack))}
+    return {"name": attack.name, **plain({key: value for key, value in asdict(attack).items() if value is not None})}
 
 
 def attack_from(text: Mapping[str, Any] | None) -> Attack | None:
