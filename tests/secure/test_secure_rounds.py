@@ -125,7 +125,7 @@ def test_others_are_refused_or_need_sums_only(name: str) -> None:
         federation(method, None)
     except ValueError:
         pytest.skip("it does not go with these clients, secure sums or not")
-    if method.learns or name in ("fedfomo", "fedamp"):
+    if method.learns or name in ("fedfomo", "fedamp", "gossip"):
         with pytest.raises(ValueError, match=r"does not go with secure sums|single copies"):
             federation(method, SecureSums())
     else:

@@ -13,9 +13,14 @@ from torch import Tensor
 
 from fedquilt.sharing import (
     MERGES,
+    CentredClipping,
+    FLTrust,
+    GeometricMedian,
     Krum,
     Median,
+    MergeContext,
     MixedUnit,
+    NormBound,
     Rule,
     Sums,
     TrimmedMean,
@@ -33,6 +38,12 @@ from fedquilt.sharing import (
 steady = settings(max_examples=50, deadline=None)  # a busy machine is no failure
 
 RULES: list[Rule] = [mean, Median(), TrimmedMean(0.25), Krum(1), Krum(1, keep=1)]
+WITH_CONTEXT: list[Rule] = [
+    GeometricMedian(), NormBound(), NormBound(0.5), CentredClipping(), CentredClipping(0.5, 2), FLTrust(), Krum(0.3),
+    pick("nnm+median", byzantine=0.2), pick("nnm+krum", byzantine=1), pick("bucketing+median"),
+    pick("bucketing+geometric-median"), pick("bucketing+nnm+centred-clipping", byzantine=0.2),
+    pick("bucketing+fltrust"),
+]  # fmt: skip
 
 
 def column(*values: float) -> Tensor:
@@ -325,32 +336,33 @@ def test_refusals() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_is_never_waited_for_and_gives_the_same_bits() -> None:
+@pytest.mark.parametrize("rule", [*RULES, *WITH_CONTEXT], ids=str)
+def test_a_gpu_is_never_waited_for_and_gives_the_same_bits(rule: Rule) -> None:
     torch.manual_seed(0)
     unit = UnitPlan(torch.randint(-1, 30, (200,)), torch.rand(200), torch.rand(200))
     values, ids = torch.randn(150, 3000), torch.randperm(200)[:150]
     values[7, 7] = math.nan
-    expected = {rule: merge_unit(unit, [(ids, values)], rule) for rule in RULES}
+    held, known, trusted = torch.randn(unit.count, 3000), torch.arange(unit.count) != 3, torch.rand(200) < 0.2
+    expected = merge_unit(unit, [(ids, values)], rule, MergeContext(held, known, 5, trusted))
     there, ids_there, here = values.cuda(), ids.cuda(), unit.to("cuda")
     assert here is unit.to(there.device)
-    found = {}
+    context = MergeContext(held.cuda(), known.cuda(), 5, trusted)  # whom a server trusts, it knows on the CPU
     for _ in range(2):  # the first round warms up what a library allocates once
         torch.cuda.synchronize()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that mode warns that it may miss some
             torch.cuda.set_sync_debug_mode("error")
         try:
-            found = {rule: merge_unit(unit, [(ids_there, there)], rule) for rule in RULES}
-            again = {rule: merge_unit(unit, [(ids_there, there)], rule) for rule in RULES}
-            install(there, found[mean].value[here.row[ids_there]], here.taken[ids_there])
+            found = merge_unit(unit, [(ids_there, there)], rule, context)
+            again = merge_unit(unit, [(ids_there, there)], rule, context)
+            install(there.clone(), found.value[here.row[ids_there]], here.taken[ids_there])
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    for rule in RULES:
-        heard = expected[rule].heard
-        assert torch.equal(found[rule].heard.cpu(), heard)
-        assert torch.equal(found[rule].refused.cpu(), expected[rule].refused)
-        torch.testing.assert_close(found[rule].value.cpu()[heard], expected[rule].value[heard], rtol=1e-5, atol=1e-6)
-        assert torch.equal(found[rule].value[heard.cuda()], again[rule].value[heard.cuda()])
+    heard = expected.heard
+    assert torch.equal(found.heard.cpu(), heard)
+    assert torch.equal(found.refused.cpu(), expected.refused)
+    torch.testing.assert_close(found.value.cpu()[heard], expected.value[heard], rtol=1e-5, atol=1e-6)
+    assert torch.equal(found.value[heard.cuda()], again.value[heard.cuda()])
 
 
 @pytest.mark.parametrize("huge", [1e6, 1e10, 1e15, 1e20])

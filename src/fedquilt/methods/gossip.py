@@ -47,6 +47,10 @@ class Gossip(Method):
         if self.reach < 1:
             raise ValueError(f"gossip with reach={self.reach} has no neighbours: use the method 'local'")
 
+    @property
+    def learns(self) -> bool:
+        return False  # its state follows from rounds and the roster, whatever is sent
+
     def begin(self, roster: Roster) -> State:
         return {"round": 0, "there": len(roster)}
 

@@ -66,7 +66,7 @@ def merge_unit(
     if not isinstance(rule, Mean):
         ids, values = (torch.cat(columns) for columns in zip(*parts, strict=True))
         if isinstance(rule, ContextRule):
-            trusted = None if context.trusted is None else context.trusted.to(device)[ids]
+            trusted = None if context.trusted is None else context.trusted.to(device, non_blocking=True)[ids]
             return rule(values, here.row[ids], weight[ids], here.count, context._replace(trusted=trusted))
         return rule(values, here.row[ids], weight[ids], here.count)
     rows = [None if here.count == 1 else here.row[ids] for ids, _ in parts]
