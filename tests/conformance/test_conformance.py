@@ -108,7 +108,7 @@ def asked_on_a_gpu() -> Iterator[Any]:
     """The engines of a GPU, with both kinds of sizes: graphs are captured in other ways there."""
     for name, case in CASES.items():
         if case.promise != "refused" and case.gpu:
-            for engine in ("sequential", "vectorised"):
+            for engine in ("sequential", "captured", "vectorised"):
                 for sizes in ("even", "uneven"):
                     yield pytest.param(name, engine, sizes == "even", id=f"{name}-{engine}-{sizes}")
 

@@ -129,7 +129,7 @@ def test_workers_write_to_rows_where_they_rest_and_to_no_others(kind: str) -> No
     engine.close()
 
 
-@pytest.mark.parametrize("kind", [name for name in ENGINES if "parallel" not in name or can_fork()])
+@pytest.mark.parametrize("kind", ["sequential", "vectorised", *(["parallel", "parallel-stacks"] if can_fork() else [])])
 def test_rates_of_nought_and_others(kind: str) -> None:
     """Client 0 rests; client 1 learns its weight at twice the rate, and its bias not at all."""
     how = recipe()

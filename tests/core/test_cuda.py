@@ -97,6 +97,20 @@ def test_sequential_on_a_gpu() -> None:
     same(rows(trained(scenario, engine="sequential")), rows(wanted), atol=2e-4)
 
 
+@pytest.mark.parametrize("sizes", [(6, 6, 6), (7, 7, 7), (5, 9, 1)], ids=["even", "short", "uneven"])
+@pytest.mark.parametrize("kind", ["mlp", "conv2d", "conv1d"])
+def test_one_by_one_in_graphs(kind: str, sizes: tuple[int, ...]) -> None:
+    model, more = MODELS[kind]
+    scenario = points(model, sizes=sizes, training={"rounds": 4, "momentum": 0.9, "batch": 4}, **more)
+    ours = trained(scenario, FedProx(mu=0.1), engine="captured")
+    same(rows(ours), rows(trained(scenario, FedProx(mu=0.1), device="cpu", engine="sequential")), atol=2e-4)
+    engine: Any = next(iter(ours.simulation.family_states[0].engines.values()))
+    assert not engine.plain
+    assert engine.graphs.keys() == {n for size in sizes for n in (min(size, 4), size % 4) if n}
+    again = trained(scenario, FedProx(mu=0.1), engine="captured")
+    assert all(torch.equal(one, other) for one, other in zip(rows(ours).values(), rows(again).values(), strict=True))
+
+
 def test_families_and_partial_participation() -> None:
     builders = [partial(Task, 4, 6), partial(Task, 4, 9)] * 3
     scenario = points(builders, sizes=(5, 6, 8, 4, 7, 6), training={"share": 0.5, "rounds": 6})
@@ -163,9 +177,9 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so_once() -> None:
 
 
 def test_what_cannot_be_stacked_falls_back() -> None:
-    with pytest.warns(RuntimeWarning, match="cannot be stacked, so it is trained with the engine 'sequential'"):
+    with pytest.warns(RuntimeWarning, match="cannot be stacked, so it is trained with the engine 'captured'"):
         federated = trained(points(Picky))
-    assert federated.simulation.engines == ["sequential"]
+    assert federated.simulation.engines == ["captured"]
 
 
 def test_clients_at_once_and_bad_updates() -> None:

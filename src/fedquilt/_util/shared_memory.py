@@ -12,6 +12,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -55,11 +56,19 @@ def _file_of(size: int) -> mmap.mmap:
 
 
 def place_on(numbers: Sequence[int] | NDArray[np.int64], device: torch.device) -> Tensor:
-    """A few whole numbers as a tensor on a device, without waiting for it.
+    """A few whole numbers as a tensor on a device, without waiting for it; it is only to be read.
 
     >>> place_on([3, 4], torch.device("cpu"))
     tensor([3, 4])
     """
+    if device.type != "cpu" and isinstance(numbers, tuple):
+        return _placed(numbers, device)
+    return _fetchable(numbers, device).to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=4)
+def _placed(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """The clients of a round are asked for several times, and each way to a GPU takes longer than to find this."""
     return _fetchable(numbers, device).to(device, non_blocking=True)
 
 

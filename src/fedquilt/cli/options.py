@@ -49,7 +49,10 @@ SecureSums = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")]
 Engine = Annotated[
-    str, typer.Option("--engine", metavar="NAME", help="auto, vectorised, parallel-stacks, parallel or sequential.")
+    str,
+    typer.Option(
+        "--engine", metavar="NAME", help="auto, vectorised, captured, parallel-stacks, parallel or sequential."
+    ),
 ]
 AtOnce = Annotated[
     int | None, typer.Option("--clients-at-once", metavar="N", help="Clients stacked at once; found out otherwise.")

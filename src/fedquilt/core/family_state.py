@@ -171,8 +171,6 @@ def blocks_of(family: Family, rows: Tensor, send: Mapping[str, Tensor]) -> tuple
     """What is sent: for each set of senders one block of all the units they send."""
     groups: list[tuple[Tensor, list[str]]] = []
     for unit, senders in send.items():
-        if not bool(senders.any()):  # all of them keep it back
-            continue
         for other, units in groups:
             if other is senders or torch.equal(other, senders):
                 units.append(unit)
@@ -181,6 +179,8 @@ def blocks_of(family: Family, rows: Tensor, send: Mapping[str, Tensor]) -> tuple
             groups.append((senders, [unit]))
     blocks = []
     for senders, units in groups:
+        if not bool(senders.any()):  # all of them keep it back
+            continue
         value = family.layout.take(rows, *units)
         places = None if bool(senders.all()) else senders.nonzero()[:, 0]
         sizes = tuple(family.layout.size(unit) for unit in units)

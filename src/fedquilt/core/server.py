@@ -91,9 +91,9 @@ class Server:
             receives = None if plan.for_all else of(plan.receives)
             if receives is not None and not bool(receives.any()):
                 continue
-            value, known = circle_values.received(of)
             whole = plan.whole and (receives is None or bool(receives.all())) and circle_values.all_known()
-            pulls.append(None if whole else of(plan.to(self.device).taken) * known)
+            value, pull = circle_values.sent(of, whole)
+            pulls.append(pull)
             blocks.append(UnitValues(circle_values.units, circle_values.sizes, None, value))
         send = {}
         for unit in has:
@@ -109,13 +109,15 @@ class Server:
 
     def merge(self, ups: Sequence[Update]) -> None:
         """Close a round: the method writes the plan, by which what was sent is merged."""
-        self.merging = replace(self.merging, key=key_of("merge", self.roster.seed, self.round + 1))
+        if self.merging.in_context:
+            self.merging = replace(self.merging, key=key_of("merge", self.roster.seed, self.round + 1))
         looks = self.look, self.held, self.copies
         updates = Updates(self.round + 1, tuple(ups), *looks, lambda: merged_by_now(self, ups))
         before, self.state = self.state, self.method.learn(self.state, updates, self.roster)
         if self.state is not before:
             self._follow(self.roster)
-        self.merging = replace(self.merging, state=self.state)
+        if self.merging.state is not self.state:
+            self.merging = replace(self.merging, state=self.state)
         left_out = [] if self.secure is None else take_sums(self, ups)
         for circle_values in list(self.all_values):
             self.merge_values(circle_values, ups, left_out)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fedquilt._util.shared_memory import write_to
+from fedquilt._util.shared_memory import place_on
 from fedquilt.core.guard import Guard
+from fedquilt.core.selection import Selection
 from fedquilt.engines.cuda_graph import Graph
 from fedquilt.families.layout import Signature
 from fedquilt.interface.messages import Roster
@@ -44,6 +46,11 @@ class Merging:
     def updates(self) -> bool:
         """Whether the method makes something of merged values."""
         return type(self.method).update is not Method.update
+
+    @cached_property
+    def in_context(self) -> bool:
+        """Whether the rule wants to know more than copies; asked once, since protocols take long to answer."""
+        return isinstance(self.rule, ContextRule)
 
 
 @dataclass
@@ -92,6 +99,13 @@ class CircleValues:
         value = self.value.expand(len(rows), -1) if here.count == 1 else self.value[rows]
         return value[:, columns], self.known[rows]
 
+    def sent(self, of: Selection, whole: bool) -> tuple[Tensor, Tensor | None]:
+        """(k, size) what clients receive, and (k,) how far they move towards it; None: all the way, as `whole` says."""
+        if whole and isinstance(self.plan, UnitPlan) and self.plan.count == 1:
+            return self.value.expand(len(of.ids), -1), None
+        value, known = self.received(of)
+        return value, None if whole else of(self.plan.to(self.value.device).taken) * known
+
     def copies(self, key: Key, numbers: Tensor) -> Tensor:
         """(k, M, size) of one mixed unit the copies of clients of these numbers (k, M); 0 where a number is -1."""
         there = numbers.to(self.value.device)
@@ -125,7 +139,7 @@ class CircleValues:
 
     def _context(self, how: Merging) -> MergeContext:
         """What a rule may know beside the copies."""
-        if not isinstance(how.rule, ContextRule):
+        if not how.in_context:
             return NOTHING_KNOWN
         return MergeContext(self.value, None if self.all_known() else self.known, how.key, how.trusted)
 
@@ -200,7 +214,7 @@ class _Captured:
 
     def merge(self, ids: Tensor) -> Tensor:
         """Merge the copies of clients of these numbers; which of them were left out, (k,)."""
-        write_to(self.ids, ids.numpy())
+        self.ids.copy_(place_on(tuple(ids.tolist()), self.ids.device))
         self.seen += 1
         if self.graph is None and self.seen > 1:
             self.graph = Graph(self._merge, self.values.device)

@@ -8,9 +8,12 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from fedquilt._util.shared_memory import common_zeros
+from fedquilt.engines.captured import Captured
+from fedquilt.engines.cuda_graph import captures
 from fedquilt.engines.engine import Engine, TrainingJob, TrainingSpec
 from fedquilt.engines.memory_budget import how_many_a_worker, size_of_a_client
 from fedquilt.engines.parallel import Parallel, ParallelStacks, can_fork, cores
@@ -18,11 +21,13 @@ from fedquilt.engines.sequential import Sequential
 from fedquilt.engines.stackability import padding_matters
 from fedquilt.engines.vectorised import Vectorised
 
-ENGINES: dict[str, type[Engine]] = {e.name: e for e in (Vectorised, ParallelStacks, Parallel, Sequential)}
+ENGINES: dict[str, type[Engine]] = {e.name: e for e in (Vectorised, ParallelStacks, Parallel, Captured, Sequential)}
 _MIXES = "it mixes the samples of a batch, by a norm or a mean of its own, and clients have unlike numbers of them"
 _TRIAL_BATCHES = 4
 _HERE = 0.35  # so much slower are stacks in the user's own process, where freed memory may not be kept
 _WAKING = 0.005  # seconds a round that workers lose while threads of the last merge still spin on their cores
+_FILLS_A_GPU = 2**28  # bytes that a client takes while it trains; stacks of bigger ones may be slower than one by one
+_CAPTURED_IN_TRIALS = 4  # clients: the first trains plainly, the second warms up, the third is captured
 _TRACED_IN_TRIALS = 300  # tensors that backward remembers; tracing bigger models, such as recurrent ones, takes long
 
 
@@ -33,14 +38,14 @@ def select_engine(name: str, recipe: TrainingSpec, rows: Tensor, extras: Mapping
 
     A model that cannot be stacked is trained by another engine, and that is said once.
     """
-    if name in ("parallel", "sequential"):
+    if name in ("parallel", "sequential", "captured"):
         if recipe.apart:
             _say(f"every client trains from a fresh copy of this model: {recipe.apart}")
         return ENGINES[name](recipe)
     if recipe.apart:
         return _unstacked(recipe, rows, recipe.apart)
     stack = how_many_a_worker(recipe, extras)
-    names = _candidates(recipe, rows, stack) if name == "auto" else [name]
+    names = _candidates(recipe, rows, extras, stack) if name == "auto" else [name]
     if names == ["parallel"]:
         return Parallel(recipe)
     some = min(len(rows), 2 * stack * cores())
@@ -50,7 +55,8 @@ def select_engine(name: str, recipe: TrainingSpec, rows: Tensor, extras: Mapping
         short = replace(short, trace_after=1)  # stacks are compared as they will run
     seconds: dict[str, float] = {}
     for kind in names:
-        job = _job_of(recipe, rows, extras, min(few, at_once) if kind == "vectorised" else few)
+        most = {"vectorised": at_once, "captured": _CAPTURED_IN_TRIALS}.get(kind, few)
+        job = _job_of(recipe, rows, extras, min(few, most))
         engine = ENGINES[kind](short)  # one that does not suit the device says so
         try:
             seconds[kind] = _seconds(engine, job, repeats=0 if len(names) == 1 else 2)
@@ -93,7 +99,8 @@ def _say(what: str) -> None:
 
 def _unstacked(recipe: TrainingSpec, rows: Tensor, why: str) -> Engine:
     """An engine that trains clients one by one, said once."""
-    other = "parallel" if _can_fork(recipe, rows) else "sequential"
+    alone = "captured" if captures(recipe.device) and not recipe.apart else "sequential"
+    other = "parallel" if _can_fork(recipe, rows) else alone
     _say(f"this model cannot be stacked, so it is trained with the engine '{other}': {why}")
     return ENGINES[other](recipe)
 
@@ -109,12 +116,13 @@ def _unseen(kind: str, recipe: TrainingSpec, seconds: Mapping[str, float], clien
     return 0.0
 
 
-def _candidates(recipe: TrainingSpec, rows: Tensor, stack: int) -> list[str]:
+def _candidates(recipe: TrainingSpec, rows: Tensor, extras: Mapping[str, Tensor], stack: int) -> list[str]:
     """Which engines may be the fastest, where a worker can stack so many clients. Clients too big to be stacked there
     train best one by one, each on a core, where there are as many clients as cores; with others it must be tried.
     """
-    if recipe.device.type == "cuda":
-        return ["vectorised"]
+    if captures(recipe.device):
+        fills = size_of_a_client(recipe, extras).bytes > _FILLS_A_GPU
+        return ["vectorised", "captured"] if fills else ["vectorised"]
     if not _can_fork(recipe, rows):
         return ["vectorised", "sequential"]
     if stack > 1:
@@ -149,6 +157,8 @@ def _seconds(engine: Engine, job: TrainingJob, repeats: int) -> float:
             rows.copy_(job.rows)
             start = time.perf_counter()
             engine.train(replace(job, rows=rows))
+            if captures(rows.device):
+                torch.cuda.synchronize(rows.device)
             best = min(best, time.perf_counter() - start) if run else best
         return best / len(job.members)
     finally:

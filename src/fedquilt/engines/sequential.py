@@ -78,13 +78,10 @@ class Sequential:
         recipe, layout, samples = self.recipe, self.recipe.layout, self.recipe.samples
         member, row = job.members[at], job.rows[at]
         count, key, (x, y) = samples.count[member], samples.key[member], samples.parts[samples.part[member]]
-        self.flat.copy_(row[: layout.parameters])
-        for name, buffer in self.buffers.items():
-            place, (home, leaf) = layout.places[name], self.slots[name]
-            home[leaf] = buffer.copy_(row[place.start : place.stop].view(place.shape))
+        self.take_in(row)
         seed_device(recipe.device, key, job.round)  # for what cannot be hashed; all else that is drawn has a stream
         before_drawing = generator_state(recipe.device)
-        schedule = _schedule(count, recipe.training.batch, recipe.training.epochs)
+        schedule = schedule_of(count, recipe.training.batch, recipe.training.epochs)
         epochs = schedule.epoch[0].to(recipe.device)
         stream = streams(np.array([key], dtype=np.uint64), job.round, recipe.training.epochs)
         order = orders(torch.from_numpy(stream), None, count)
@@ -126,13 +123,26 @@ class Sequential:
         if self.interception is None and generator_state(recipe.device) != before_drawing:
             self.interception, self.sure = Interception(), True
             return self.train_one(job, at)
+        self.give_back(row)
+        return total / schedule.steps[0]
+
+    def take_in(self, row: Tensor) -> None:
+        """Write a client's row into the module."""
+        layout = self.recipe.layout
+        self.flat.copy_(row[: layout.parameters])
+        for name, buffer in self.buffers.items():
+            place, (home, leaf) = layout.places[name], self.slots[name]
+            home[leaf] = buffer.copy_(row[place.start : place.stop].view(place.shape))
+
+    def give_back(self, row: Tensor) -> None:
+        """Write the module into a client's row."""
+        layout = self.recipe.layout
         self.constants.check()
         row[: layout.parameters] = self.flat
         for name, (home, leaf) in self.slots.items():
             place, now = layout.places[name], home[leaf]
             assert now is not None
             row[place.start : place.stop] = now.detach().reshape(-1)
-        return total / schedule.steps[0]
 
     def _private(
         self, private: SampleNoise, me: Learner, batch: Batch, draw: int, step: int, names: tuple[str, ...]
@@ -182,6 +192,6 @@ class Sequential:
 
 
 @lru_cache(maxsize=4096)
-def _schedule(count: int, batch: int, epochs: int) -> Schedule:
+def schedule_of(count: int, batch: int, epochs: int) -> Schedule:
     """A client's schedule; clients of one size have the same one."""
     return Schedule.of([count], batch, epochs)

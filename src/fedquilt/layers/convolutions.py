@@ -82,7 +82,11 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int,
     x = x.permute(0, 2, 3, 1)  # (n, h, w, c)
     if pad != (0, 0):
         x = F.pad(x, (0, 0, pad[1], pad[1], pad[0], pad[0]))
-    rows: Tensor = _Windows.apply(x, (kh, kw), stride)  # type: ignore[no-untyped-call]  # (n * oh * ow, kh * kw * c)
+    rows: Tensor  # (n * oh * ow, kh * kw * c)
+    if (kh, kw) == (1, 1):  # no windows: the rows are the pixels
+        rows = (x if stride == (1, 1) else x[:, :: stride[0], :: stride[1]]).flatten(0, 2)
+    else:
+        rows = _Windows.apply(x, (kh, kw), stride)  # type: ignore[no-untyped-call]
     y: Tensor = _Product.apply(rows, weight.permute(2, 3, 1, 0).reshape(-1, out))  # type: ignore[no-untyped-call]
     if bias is not None:
         y = y + bias
@@ -127,6 +131,12 @@ def _beside(tensor: Tensor, batch_dim: int | None, clients: int, dim: int) -> Te
     return stack.movedim(0, dim).flatten(dim, dim + 1)
 
 
+def _innermost(stack: Tensor, weight: Tensor) -> Tensor:
+    """Images for a convolution of each channel by itself: on a GPU that is several times faster with channels last."""
+    by_itself = weight.shape[1] == 1 and stack.ndim == 4 and stack.is_cuda
+    return stack.contiguous(memory_format=torch.channels_last) if by_itself else stack
+
+
 class _Grouped(torch.autograd.Function):
     """A convolution in groups; PyTorch's own takes far more memory for a stack when it goes back."""
 
@@ -151,7 +161,8 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, weight: Tensor, shape: _Shape) -> tuple[Tensor, int]:
         k = info.batch_size
-        one = _grouped(_beside(x, in_dims[0], k, 1), _beside(weight, in_dims[1], k, 0), shape.times(k))
+        weights = _beside(weight, in_dims[1], k, 0)
+        one = _grouped(_innermost(_beside(x, in_dims[0], k, 1), weights), weights, shape.times(k))
         return one.unflatten(1, (k, -1)), 1
 
 
@@ -184,10 +195,9 @@ class _GroupedBack(torch.autograd.Function):
         info: Any, in_dims: tuple[Any, ...], grad: Tensor, x: Tensor, weight: Tensor, shape: _Shape
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         k = info.batch_size
-        to_x, to_weight = _back(
-            _beside(grad, in_dims[0], k, 1), _beside(x, in_dims[1], k, 1), _beside(weight, in_dims[2], k, 0),
-            shape.times(k),
-        )  # fmt: skip
+        weights = _beside(weight, in_dims[2], k, 0)
+        grads, images = (_innermost(_beside(t, dim, k, 1), weights) for t, dim in zip((grad, x), in_dims, strict=False))
+        to_x, to_weight = _back(grads, images, weights, shape.times(k))
         return (to_x.unflatten(1, (k, -1)), to_weight.unflatten(0, (k, -1))), (1, 0)
 
 
