@@ -90,7 +90,7 @@ def test_bytes_on_the_wire_are_those_of_the_plan_and_the_protocols_own(tmp_path:
     print(json.dumps({"dtype": dtype, "planned": planned, "letters": ours, "wire": wire}))
     for expected, written, moved in zip(planned, ours, wire, strict=True):
         assert expected < written < expected * 1.02
-        assert written < moved < written * 1.05
+        assert written < moved < written * 1.1  # the longer a round takes, the more often clients ask
     assert summary["left_out"] == {}
 
 

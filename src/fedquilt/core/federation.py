@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -211,7 +210,7 @@ class Federation:
             self.server.plan,
             moved,
             evaluations,
-            tuple(sorted(chain.from_iterable(up.ids for up in answers.ups))),
+            tuple(sorted(sum((up.ids for up in answers.ups), ()))),
             time.perf_counter() - start,
             int(self.server.refused.sum()) if due or self.device.type == "cpu" else None,
             None if self.clock is None else self.clock.now,

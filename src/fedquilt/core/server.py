@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedquilt._util.randomness import key_of
 from fedquilt.core.guard import Guard
+from fedquilt.core.left_out import LeftOut
 from fedquilt.core.merge_rules import check_circles, trusted_among
 from fedquilt.core.privacy_rules import check_plan
 from fedquilt.core.secure_round import at_home, take_sums
@@ -23,8 +24,6 @@ from fedquilt.interface.sent_models import SentModels
 from fedquilt.privacy import Privacy
 from fedquilt.secure import SecureSums
 from fedquilt.sharing import MixedUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, traffic
-
-_COUNT_AFTER = 64  # rounds whose left-out updates wait to be counted
 
 
 class Server:
@@ -51,8 +50,7 @@ class Server:
         self.privacy, self.guard, self.secure = privacy, guard, secure
         self.device, self.round = torch.device(device), 0
         self.merging: Merging
-        self._refused = torch.zeros(len(roster), dtype=torch.int64, device=self.device)
-        self._left_out: list[list[tuple[Tensor, Tensor]]] = []  # by round: who sent, and whose copies were not finite
+        self._left_out = LeftOut(len(roster), self.device)
         self.state: State = method.begin(roster)
         self.plan = at_home(method.plan(self.state, roster), secure, privacy)
         self._check(self.plan)
@@ -116,40 +114,22 @@ class Server:
         before, self.state = self.state, self.method.learn(self.state, updates, self.roster)
         if self.state is not before:
             self._follow(self.roster)
-        if self.merging.state is not self.state:
-            self.merging = replace(self.merging, state=self.state)
         left_out = [] if self.secure is None else take_sums(self, ups)
         for circle_values in list(self.all_values):
             self.merge_values(circle_values, ups, left_out)
         if self.guard is not None:
             self.guard.next(ups)
-        self._left_out.append(left_out)
+        self._left_out.add(left_out)
         self.round += 1
-        if len(self._left_out) >= _COUNT_AFTER:
-            self._count()
 
     @property
     def refused(self) -> Tensor:
         """(K,) how many updates of each client were left out so far; counting them waits until somebody asks."""
-        self._count()
-        return self._refused
+        return self._left_out.counts
 
     @refused.setter
     def refused(self, counts: Tensor) -> None:
-        self._left_out.clear()
-        self._refused = counts
-
-    def _count(self) -> None:
-        """Count the updates that were left out since the last time: one, however many of its units are bad."""
-        waiting = [(at, ids, flags) for at, round_ in enumerate(self._left_out) for ids, flags in round_]
-        self._left_out.clear()
-        if not waiting:
-            return
-        clients = len(self._refused)
-        updates, which = torch.cat([at * clients + ids for at, ids, _ in waiting]).unique(return_inverse=True)
-        bad = torch.zeros(len(updates), dtype=torch.int64, device=self.device)
-        bad.index_add_(0, which.to(self.device), torch.cat([flags for _, _, flags in waiting]).long())
-        self._refused.index_add_(0, (updates % clients).to(self.device), (bad > 0).long())
+        self._left_out.counts = counts
 
     def held(self, unit: str, ids: Tensor) -> Tensor:
         """(k, size) the values of a unit in the circles of clients that have it in one shape."""
@@ -195,6 +175,7 @@ class Server:
 
     def _follow(self, before: Roster) -> None:
         """Write the plan anew; where it differs, or the roster does from the one before, values find their places."""
+        self.merging = replace(self.merging, state=self.state)
         plan = at_home(self.method.plan(self.state, self.roster), self.secure, self.privacy)
         if plan != self.plan or (before is not self.roster and self.roster.signatures() != before.signatures()):
             self._check(plan)
@@ -210,7 +191,8 @@ class Server:
     def _declared(self) -> None:
         self.sizes = self.roster.sizes()
         counts = {(u, member.units[u]): n for member in self.roster.members for u, n in member.statistics.items()}
-        self.merging = Merging(self.rule, self.method, counts, trusted_among(self.rule, self.roster), guard=self.guard)
+        trusted = trusted_among(self.rule, self.roster)
+        self.merging = Merging(self.rule, self.method, counts, trusted, state=self.state, guard=self.guard)
         self._everyone = int(self.roster.samples.sum())
 
     # --- values ----------------------------------------------------------------------------------------------------
