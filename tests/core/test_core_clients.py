@@ -119,7 +119,10 @@ class Pairs(nn.Module):
         ({"rounds": 2.5}, "rounds=2.5 must be a whole number"),
         ({"method": "modfl", "settings": {"by": "cohort"}}, "must say for each module with whom it is shared"),
         ({"method": "modfl", "settings": {"hysteresis": 2}}, "hysteresis=2 must be from 0"),
-        ({"method": "modfl", "settings": {"linkage": "single"}}, "there is no linkage of modfl 'single'"),
+        (
+            {"method": "modfl", "settings": {"linkage": "single"}},
+            "linkage is component or average, not 'single'",
+        ),
         ({"method": "fedprox", "settings": {"mu": float("nan")}}, "give a finite mu above 0"),
         ({"model": Pairs}, "client 'a': its model gives a tuple, not a tensor of class scores"),
         ({"model": lambda: nn.LazyLinear(2)}, "client 'a': its model has lazy layers without a shape yet"),

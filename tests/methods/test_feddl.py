@@ -330,7 +330,7 @@ def test_refusals() -> None:
         FedDL(interval=-1)
     with pytest.raises(ValueError, match=r"decay=1 from 0 to below 1"):
         FedDL(decay=1)
-    with pytest.raises(ValueError, match=r"linkage 'single' is not known; take component or average"):
+    with pytest.raises(ValueError, match=r"linkage is component or average, not 'single'"):
         FedDL(linkage="single")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"regroup_every=0 never rests"):
         FedDL(regroup_every=0)

@@ -128,6 +128,23 @@ def by_layer(module: nn.Module) -> tuple[Unit, ...]:
     return cut(module, layers)
 
 
+def modules_of(module: nn.Module, names: Sequence[str], split: int | None = None) -> Mapping[str, Sequence[str]] | None:
+    """A cut into modules of these names: at `split`, else where the module has all of them as attributes.
+
+    None, which is the module's own cut, where it declares units itself or has no such attributes.
+
+    >>> net = nn.Module()
+    >>> net.body, net.head = nn.Linear(2, 3), nn.Linear(3, 1)
+    >>> modules_of(net, ("body", "head")), modules_of(nn.Linear(2, 1), ("body", "head"))
+    ({'body': ['body'], 'head': ['head']}, None)
+    """
+    if split is not None:
+        return in_two(module, split, names)
+    there = all(isinstance(getattr(module, name, None), nn.Module) for name in names)
+    declared = isinstance(getattr(module, "units", None), Mapping)
+    return {name: [name] for name in names} if there and not declared else None
+
+
 def in_two(module: nn.Module, split: int, names: Sequence[str]) -> dict[str, list[str]]:
     """A cut in two: so many units at the bottom, and the others; a negative number counts from the top.
 

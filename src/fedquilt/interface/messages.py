@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fedquilt._util.randomness import key_of
 from fedquilt._util.shared_memory import place_on
 from fedquilt.families.common import Common
 from fedquilt.families.layout import Signature
@@ -38,6 +39,11 @@ class ClientInfo:
     statistics: Mapping[str, int] = field(default_factory=dict)  # how many of a unit's numbers, the last ones, no step
     # of training moves: running statistics and other buffers of the model
     constant: tuple[str, ...] = ()  # buffers of its model that nothing writes: no unit has them, they stay home
+
+    @property
+    def architecture(self) -> str:
+        """A word for the units that it has with their shapes: clients with the same one can be averaged whole."""
+        return str(key_of(*self.units.items()))
 
 
 @dataclass(frozen=True)
@@ -74,9 +80,20 @@ class Roster:
         """(K,) which clients have a unit."""
         return torch.tensor([unit in member.units for member in self.members])
 
-    def same_units(self, before: Roster) -> bool:
-        """Whether all clients have the units that they had before, and no others came."""
-        return [member.units for member in self.members] == [member.units for member in before.members]
+    def changed(self, before: Roster) -> Tensor:
+        """(K,) who has other units than before, or was not there."""
+        then = [member.units for member in before.members] + [None] * (len(self) - len(before))
+        return torch.tensor([now.units != units for now, units in zip(self.members, then, strict=True)])
+
+    def needed_common(self, what: str, least: int = 1) -> Common:
+        """The samples that everybody holds; where there are too few, an error says what was to be done with them."""
+        if self.common is None or len(self.common) < least:
+            none = "there are none" if self.common is None else f"there are {len(self.common)}"
+            raise ValueError(
+                f"{what} on samples that the server holds, and {none}; give the scenario common=(x, y), or use a "
+                "method that needs none, such as 'fedavg', 'fedper' or 'modfl' with circles that are declared"
+            )
+        return self.common
 
     def signatures(self) -> dict[str, list[Signature | None]]:
         """The shapes of each unit on each client; None where a client lacks it."""

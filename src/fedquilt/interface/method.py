@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from fedquilt._util.choices import check_choices
 from fedquilt.engines.objective import Batch
 from fedquilt.families.parts import Parts
 from fedquilt.interface.me import Me
@@ -45,6 +46,10 @@ class Method:
     needs_classes: ClassVar[str] = ""  # what it does with classes, where it has to have some
     needs_no_decay: ClassVar[bool] = False  # whether weight decay would move what its objective puts in place
     depends_on_rounds: ClassVar[bool] = False  # whether what it does in a round depends on how many there will be
+
+    def __post_init__(self) -> None:
+        """Refuse a setting that is none of the words that its type, a `Literal`, has; who checks more calls this."""
+        check_choices(self, self.name)
 
     # --- client half: what it holds, what it does ----------------------------------------------------------------
 

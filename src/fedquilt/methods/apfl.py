@@ -45,8 +45,7 @@ class APFL(FedAvg):
     mix: Literal["weights", "logits"] = "weights"
 
     def __post_init__(self) -> None:
-        if self.mix not in ("weights", "logits"):
-            raise ValueError(f"apfl: mix is weights or logits, not '{self.mix}'")
+        super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"apfl: alpha={self.alpha} is no part of a mixture; give one between 0 and 1")
         if self.alpha in (0, 1):

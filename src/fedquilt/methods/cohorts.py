@@ -18,7 +18,15 @@ from torch.func import grad
 from fedquilt.families.layout import Signature
 from fedquilt.interface.me import Me
 from fedquilt.interface.messages import Updates
-from fedquilt.sharing import affinity, circles_by_trait, cluster_updates, cosine_distance, group_by_affinity, keep_ids
+from fedquilt.sharing import (
+    adjusted_rand,
+    affinity,
+    circles_by_trait,
+    cluster_updates,
+    cosine_distance,
+    group_by_affinity,
+    keep_ids,
+)
 from fedquilt.sharing.evidence import Evidence, agglomerate, evidence
 from fedquilt.sharing.grouping import Linkage
 from fedquilt.sharing.sketch import sketch
@@ -118,6 +126,17 @@ def directions(me: Me, units: Sequence[str], name: str) -> Tensor:
     start = {unit: me.values.trained(unit) for unit in units}
     slopes = [grad(loss)(start, real * (half == which)) for which in (0, 1)]
     return torch.stack([sketch(torch.cat(list(slope.values())), _SKETCH, name) for slope in slopes])
+
+
+def found_facts(known: Mapping[str, Known], declared: Tensor) -> dict[str, dict[str, Any]]:
+    """By module, how many cohorts were found, and how well they match declared ones (K,): the adjusted Rand index."""
+    facts: dict[str, dict[str, Any]] = {}
+    for module, found in known.items():
+        circle, both = found["circle"], found["decided"] & (declared >= 0)
+        facts.setdefault("cohorts_found", {})[module] = len(set(circle[found["decided"]].tolist()))
+        if bool(both.any()):
+            facts.setdefault("adjusted_rand", {})[module] = adjusted_rand(circle[both], declared[both])
+    return facts
 
 
 def by_directions(known: Known, tasks: Sequence[Task], sent: Updates, report: str, samples: Tensor) -> Known:

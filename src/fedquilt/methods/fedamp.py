@@ -43,8 +43,7 @@ class FedAMP(Method):
     own: float | None = None
 
     def __post_init__(self) -> None:
-        if self.similarity not in ("distance", "cosine"):
-            raise ValueError(f"fedamp: similarity is distance or cosine, not '{self.similarity}'")
+        super().__post_init__()
         if not 0 <= self.mu < math.inf or any(s is not None and not 0 < s < math.inf for s in (self.sigma, self.alpha)):
             raise ValueError(f"fedamp: give mu={self.mu} from 0 up, sigma={self.sigma} and alpha={self.alpha} above 0")
         if self.alpha is not None and (self.sigma is None or self.similarity == "cosine"):
@@ -72,8 +71,7 @@ class FedAMP(Method):
 
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
         if len(roster) == len(before):
-            same = all(old.units == new.units for old, new in zip(before.members, roster.members, strict=True))
-            return state if same else self.begin(roster)
+            return self.begin(roster) if bool(roster.changed(before).any()) else state
         self._check(len(roster) - 1)
         shares, heard = nn.functional.pad(state["shares"], (0, 1, 0, 1)), nn.functional.pad(state["heard"], (0, 1))
         for ids in _alike(roster, heard.index_fill(0, updates.ids, True)):
@@ -120,5 +118,5 @@ def _alike(roster: Roster, heard: Tensor) -> list[Tensor]:
     """The numbers of clients that were heard, those of one architecture together; nobody who is alone."""
     groups: dict[str, list[int]] = {}
     for number in heard.nonzero()[:, 0].tolist():
-        groups.setdefault(repr(list(roster.members[number].units.items())), []).append(number)
+        groups.setdefault(roster.members[number].architecture, []).append(number)
     return [torch.tensor(ids) for ids in groups.values() if len(ids) > 1]

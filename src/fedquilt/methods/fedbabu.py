@@ -32,8 +32,7 @@ class FedBABU(FedPer):
     def __post_init__(self) -> None:
         if self.personal < 1:
             raise ValueError(f"FedBABU with personal={self.personal} has no head that rests: use the method 'fedavg'")
-        if self.tunes not in ("all", "head"):
-            raise ValueError(f"fedbabu: tunes is all or head, not '{self.tunes}'")
+        super().__post_init__()
         if self.tuning_epochs < 1:
             raise ValueError(
                 f"FedBABU with tuning_epochs={self.tuning_epochs} would predict with a random head; give at least 1"

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedquilt._util.randomness import key_of
-from fedquilt.interface.messages import ClientInfo, Roster, Updates
+from fedquilt.interface.messages import Roster, Updates
 from fedquilt.interface.method import Heard, Method, State
 from fedquilt.interface.sent_models import SentModels
 from fedquilt.interface.server_training import ServerTraining
@@ -53,31 +53,26 @@ class FedDF(Method):
             raise ValueError(f"feddf: patience={self.patience} and batch={self.batch} must be at least 1")
 
     def begin(self, roster: Roster) -> State:
-        if roster.common is None or len(roster.common) < 2:
-            raise ValueError(
-                "feddf teaches on samples that the server holds, and there are none, or one; give the scenario "
-                "common=(x, y), or use a method that needs no such samples, such as 'fedavg' or 'fml'"
-            )
+        roster.needed_common("feddf teaches", least=2)
         return self.enrol({"architectures": []}, roster, roster, Updates(0, ()))
 
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
-        known = [*state["architectures"], *map(_architecture, roster.members)]
+        known = [*state["architectures"], *(member.architecture for member in roster.members)]
         return {"architectures": list(dict.fromkeys(known)), "taught": {}, "divergence": {}}
 
     def plan(self, state: State, roster: Roster) -> Plan:
         """A circle for each architecture, in a pool: whoever is the only one of its kind is taught, too."""
-        circle = torch.tensor([state["architectures"].index(_architecture(member)) for member in roster.members])
+        circle = torch.tensor([state["architectures"].index(member.architecture) for member in roster.members])
         units = {unit: circle.where(circles_of_shape(roster, unit) != PRIVATE, PRIVATE) for unit in roster.units}
         pool = len(state["architectures"])
         return Plan({unit: UnitPlan(own, roster.samples, pool=pool) for unit, own in units.items()})
 
     def learn(self, state: State, updates: Updates, roster: Roster) -> State:
-        assert roster.common is not None
         found: dict[str, dict[str, Any]] = {"taught": {}, "divergence": {}}
-        sent = updates.models(roster.common) if updates.ups else []
+        sent = updates.models(roster.needed_common("feddf teaches")) if updates.ups else []
         told = _ensemble(sent)
         for number, architecture in enumerate(state["architectures"]):
-            same = [models for models in sent if _architecture(roster.members[int(models.ids[0])]) == architecture]
+            same = [models for models in sent if roster.members[int(models.ids[0])].architecture == architecture]
             if told is not None and same:
                 taught, divergence = self._teach(same, told, updates, roster)
                 found["taught"][str(number)], found["divergence"][str(number)] = taught, list(divergence)
@@ -113,11 +108,6 @@ class FedDF(Method):
     def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
         ways = [f"{first:.3g} -> {last:.3g}" for first, last in state["divergence"].values()]
         return {"architectures": len(state["architectures"]), "divergence_from_all": "; ".join(ways)}
-
-
-def _architecture(member: ClientInfo) -> str:
-    """What clients have to have in common to be averaged whole."""
-    return repr(list(member.units.items()))
 
 
 def _ensemble(sent: Sequence[SentModels]) -> Tensor | None:

@@ -52,21 +52,16 @@ class FedDL(Method):
     regroup_every: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.interval < 0 or not 0 <= self.decay < 1:
             raise ValueError(
                 f"feddl: interval={self.interval} must be 0 or more rounds and decay={self.decay} from 0 to below 1"
             )
-        if self.linkage not in ("component", "average"):
-            raise ValueError(f"feddl: linkage '{self.linkage}' is not known; take component or average")
         if self.regroup_every is not None and self.regroup_every < 1:
             raise ValueError(f"feddl: regroup_every={self.regroup_every} never rests; give 1 or more rounds, or None")
 
     def begin(self, roster: Roster) -> State:
-        if roster.common is None or len(roster.common) == 0:
-            raise ValueError(
-                "feddl compares models on samples that the server holds, and there are none; give the scenario "
-                "common=(x, y), or use a method that does not look at models, such as 'modfl' or 'fedper'"
-            )
+        common = roster.needed_common("feddl compares models")
         for member in roster.members:
             if len(member.units) < 2:
                 raise ValueError(
@@ -79,7 +74,7 @@ class FedDL(Method):
             "done": False,
             "circle": [],  # for each grouped layer (K,), -1: not heard since
             "freq": [],
-            "answers": torch.zeros(len(roster), len(roster.common), roster.classes),
+            "answers": torch.zeros(len(roster), len(common), roster.classes),
             "heard": torch.zeros(len(roster), dtype=torch.bool),
         }
 
@@ -111,7 +106,7 @@ class FedDL(Method):
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
         """Section 7: existing groups are as one user each, and the newcomer finds its place among them."""
         if len(roster) == len(before):
-            return state if roster.same_units(before) else self.begin(roster)
+            return self.begin(roster) if bool(roster.changed(before).any()) else state
         out, nothing = torch.tensor([-1]), torch.tensor([0])
         state = {
             **state,
@@ -156,8 +151,7 @@ class FedDL(Method):
 
         Who was not heard before finds its place among the groups that there are.
         """
-        assert roster.common is not None
-        ids, probabilities = updates.probabilities(roster.common)
+        ids, probabilities = updates.probabilities(roster.needed_common("feddl compares models"))
         waiting = ids[_waiting(state)[ids]].tolist()
         answers, heard = state["answers"].clone(), state["heard"].clone()
         answers[ids], heard[ids] = probabilities.cpu(), True

@@ -40,14 +40,13 @@ the communication count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from fedquilt._util.randomness import key_of
 from fedquilt.engines.objective import Batch, Learner, Objective
 from fedquilt.families.parts import Parts
 from fedquilt.interface.me import Me
@@ -55,6 +54,7 @@ from fedquilt.interface.messages import ClientInfo, Roster, Updates
 from fedquilt.interface.method import Method, State
 from fedquilt.interface.steps import Do, Install, Send, Step, Train
 from fedquilt.methods.fedavg import circles_of_shape
+from fedquilt.methods.usage import after_hearing, after_joining, at_first, usage_facts
 from fedquilt.models.gates import (
     Gates,
     active_blocks,
@@ -107,15 +107,11 @@ class FedMN(Method):
     through: Literal["route", "pool"] = "route"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for blocks in self.blocks.values() if isinstance(self.blocks, Mapping) else [self.blocks]:
             check_blocks(blocks)
         if self.router_rate <= 0:
             raise ValueError(f"FedMN with router_rate={self.router_rate} never learns a route; give a rate above 0")
-        if self.decides not in ("drawn", "settled") or self.through not in ("route", "pool"):
-            raise ValueError(
-                f"fedmn: decides is drawn or settled, not '{self.decides}'; through is route or pool, not "
-                f"'{self.through}'"
-            )
         if min(self.temperatures) <= 0 or self.spread < 0 or self.pretrain < 0:
             raise ValueError("fedmn: temperatures must be above 0, spread and pretrain must not be negative")
 
@@ -194,48 +190,31 @@ class FedMN(Method):
     # --- server half -----------------------------------------------------------------------------------------------
 
     def begin(self, roster: Roster) -> State:
-        return {"active": {unit: roster.has(unit) for unit in roster.units}, "usual": {}, "round": 0}
+        return {"active": at_first(roster), "usual": {}, "round": 0}
 
     def learn(self, state: State, updates: Updates, roster: Roster) -> State:
-        active = {unit: state["active"].get(unit, roster.has(unit)).clone() for unit in roster.units}
-        usual = dict(state["usual"])
+        active, usual = state["active"], dict(state["usual"])
         for up in updates.ups:
-            units = roster.members[up.ids[0]].units
+            member = roster.members[up.ids[0]]
             if "active" in up.reports:
-                now = up.reports["active"].cpu()  # (k, blocks)
-                for at, unit in enumerate(unit for unit in units if unit not in ("router", "route")):
-                    active[unit][list(up.ids)] = now[:, at]
+                active = after_hearing(active, _blocks_of(member.units), up.ids, up.reports["active"])
             if "probabilities" in up.reports:
-                usual[_kind(units)] = up.reports["probabilities"].mean(dim=0).cpu()
+                usual[member.architecture] = up.reports["probabilities"].mean(dim=0).cpu()
         return {"active": active, "usual": usual, "round": updates.round}
 
     def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
-        usual = state["usual"].get(_kind(roster.members[ids[0]].units))
+        usual = state["usual"].get(roster.members[ids[0]].architecture)
         return {} if usual is None else {"usual": usual.expand(len(ids), -1)}
 
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
         """Whoever is new has all blocks, unless it has said already which its route puts to use; others keep theirs."""
-        pairs = zip(before.members, roster.members, strict=False)
-        new = torch.tensor([old.units != new.units for old, new in pairs] + [True] * (len(roster) - len(before)))
-        active = {}
-        for unit in roster.units:
-            known = torch.zeros(len(roster), dtype=torch.bool)
-            if unit in state["active"]:
-                known[: len(state["active"][unit])] = state["active"][unit]
-            active[unit] = torch.where(new, roster.has(unit), known)
-        joined = {**state, "active": active}
+        joined = {**state, "active": after_joining(state["active"], before, roster)}
         if any("active" in up.reports for up in updates.ups):
             joined = {**self.learn(joined, updates, roster), "usual": state["usual"]}  # the others' habits stay
         return joined
 
     def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
-        blocks = [unit for unit in roster.units if unit not in ("router", "route")]
-        use = torch.stack([state["active"][unit] for unit in blocks], dim=1)  # (K, blocks)
-        has = torch.stack([roster.has(unit) for unit in blocks], dim=1)
-        return {
-            "blocks_in_use": float(use.sum() / has.sum()),
-            "selections_of_blocks": len(set(map(tuple, use.tolist()))),
-        }
+        return usage_facts(state["active"], _blocks_of(roster.units), roster)
 
     def plan(self, state: State, roster: Roster) -> Plan:
         """Section II-E: a block is shared by the clients that have it active, weighted by their samples.
@@ -256,6 +235,5 @@ def _pool_of(me: Me) -> Blocks:
     return cast(RoutedNetwork, me.model.module).pool.blocks
 
 
-def _kind(units: Mapping[str, object]) -> str:
-    """A name for clients of one architecture."""
-    return str(key_of(*units.items()))
+def _blocks_of(units: Iterable[str]) -> list[str]:
+    return [unit for unit in units if unit not in ("router", "route")]

@@ -19,6 +19,7 @@ class FedPer(FedAvg):
     personal: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.personal < 1:
             raise ValueError(f"FedPer with personal={self.personal} has no head of its own: use the method 'fedavg'")
 

@@ -56,13 +56,12 @@ class FedProto(Method):
     by: Literal["prototypes", "head"] = "prototypes"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.lam < math.inf:
             raise ValueError(
                 f"FedProto with lam={self.lam} has models that nobody's prototypes teach: use the method 'local', or "
                 "give a finite one above 0"
             )
-        if self.by not in ("prototypes", "head"):
-            raise ValueError(f"fedproto: predictions are by prototypes or by head, not by '{self.by}'")
 
     # --- client half -----------------------------------------------------------------------------------------------
 

@@ -42,8 +42,7 @@ class Gossip(Method):
     reach: int = 1
 
     def __post_init__(self) -> None:
-        if self.topology not in ("ring", "random", "complete", "declared"):
-            raise ValueError(f"gossip: topology is ring, random, complete or declared, not '{self.topology}'")
+        super().__post_init__()
         if self.reach < 1:
             raise ValueError(f"gossip with reach={self.reach} has no neighbours: use the method 'local'")
 

@@ -24,30 +24,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedquilt._util.suggest import did_you_mean
 from fedquilt.families.parts import Parts
-from fedquilt.families.units import in_two
+from fedquilt.families.units import modules_of
 from fedquilt.interface.me import Me
 from fedquilt.interface.messages import ClientInfo, Roster, Updates
 from fedquilt.interface.method import Method, State
 from fedquilt.interface.steps import Do, Install, Step, Train
-from fedquilt.methods.cohorts import (
-    Task,
-    by_affinity,
-    by_directions,
-    by_updates,
-    directions,
-    nothing_known,
-    unheard,
-    with_newcomer,
-)
+from fedquilt.methods import cohorts as finding
 from fedquilt.methods.fedavg import circles_of_shape
-from fedquilt.sharing import Plan, UnitPlan, adjusted_rand, circles_by_trait
+from fedquilt.sharing import Plan, UnitPlan, circles_by_trait
 from fedquilt.sharing.grouping import Linkage
 
 FOUND, AFFINITY, EVERYONE, PRIVATE = "found", "affinity", "everyone", "private"
@@ -79,12 +69,11 @@ class ModFL(Method):
     compare: str = "cohort"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.by, Mapping):
             raise TypeError(f"modfl: by={self.by!r} must say for each module with whom it is shared, as in {PAPER}")
         if not 0 <= self.hysteresis < 1:
             raise ValueError(f"modfl: hysteresis={self.hysteresis} must be from 0 (move at once) to below 1")
-        if self.linkage not in get_args(Linkage):
-            raise ValueError(did_you_mean(self.linkage, get_args(Linkage), "linkage of modfl"))
         if self.every < 1:
             raise ValueError(f"modfl: every={self.every} never finds cohorts; give 1 or more rounds")
         if self.cohorts is not None and FOUND not in self.by.values():
@@ -99,11 +88,7 @@ class ModFL(Method):
     # --- client half -----------------------------------------------------------------------------------------------
 
     def parts(self, model: nn.Module, member: ClientInfo, classes: int) -> Parts:
-        if self.split is None:
-            declared = {name: [name] for name in PAPER if isinstance(getattr(model, name, None), nn.Module)}
-            undeclared = not isinstance(getattr(model, "units", None), Mapping)
-            return Parts(model, units=declared if undeclared and len(declared) == len(PAPER) else None)
-        return Parts(model, units=in_two(model, self.split, tuple(PAPER)))
+        return Parts(model, units=modules_of(model, tuple(PAPER), self.split))
 
     def local(self) -> tuple[Step, ...]:
         if self.cohorts is not None or FOUND not in self.by.values():
@@ -116,17 +101,14 @@ class ModFL(Method):
         if LOOK not in me.told:
             return {}
         modules = {p: [unit for unit in me.values if self._pattern(unit) == p] for p in self._sought}
-        return {LOOK + p: directions(me, units, p) for p, units in modules.items() if units}
+        return {LOOK + p: finding.directions(me, units, p) for p, units in modules.items() if units}
 
     # --- server half -----------------------------------------------------------------------------------------------
 
     def begin(self, roster: Roster) -> State:
-        if AFFINITY in self.by.values() and roster.common is None:
-            raise ValueError(
-                "modfl: circles by affinity compare models on samples that the server holds, and there are none; give "
-                "the scenario common=(x, y), or say 'found'"
-            )
-        known = {pattern: nothing_known(self._tasks(roster, pattern)) for pattern in self._sought}
+        if AFFINITY in self.by.values():
+            roster.needed_common("modfl: circles by affinity compare models")
+        known = {pattern: finding.nothing_known(self._tasks(roster, pattern)) for pattern in self._sought}
         return {"round": 0, "known": known}
 
     @property
@@ -141,40 +123,38 @@ class ModFL(Method):
             tasks = self._tasks(roster, pattern)
             if self.by[pattern] == FOUND:
                 if self.cohorts is None:
-                    known[pattern] = by_directions(known[pattern], tasks, updates, LOOK + pattern, roster.samples)
-                known[pattern] = by_updates(known[pattern], tasks, updates, due, self.cohorts, self.hysteresis)
-            elif due and updates.ups and roster.common is not None:
-                who, answers = updates.probabilities(roster.common)
-                known[pattern] = by_affinity(known[pattern], tasks, who, answers, self.linkage)
+                    known[pattern] = finding.by_directions(
+                        known[pattern], tasks, updates, LOOK + pattern, roster.samples
+                    )
+                known[pattern] = finding.by_updates(known[pattern], tasks, updates, due, self.cohorts, self.hysteresis)
+            elif due and updates.ups:
+                answers = updates.probabilities(roster.needed_common("modfl: circles by affinity compare models"))
+                known[pattern] = finding.by_affinity(known[pattern], tasks, *answers, self.linkage)
         return {"round": updates.round, "known": known}
 
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
         if len(roster) == len(before):
-            return state if roster.same_units(before) else self.begin(roster)
+            return self.begin(roster) if bool(roster.changed(before).any()) else state
         known = {}
         for pattern, of_others in state["known"].items():
             tasks = self._tasks(roster, pattern)
-            known[pattern] = with_newcomer(of_others, tasks)
+            known[pattern] = finding.with_newcomer(of_others, tasks)
             if self.by[pattern] == FOUND and updates.ups:
-                known[pattern] = by_updates(known[pattern], tasks, updates, False, self.cohorts, self.hysteresis)
+                known[pattern] = finding.by_updates(
+                    known[pattern], tasks, updates, False, self.cohorts, self.hysteresis
+                )
         return {**state, "known": known}
 
     def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
         """Whether clients are to look which way their modules are pulled: where nobody like them has a cohort yet."""
         sought = [] if self.cohorts is not None else [p for p in self._sought if self.by[p] == FOUND]
-        asked = any(unheard(state["known"][p], self._tasks(roster, p), ids[0]) for p in sought)
+        asked = any(finding.unheard(state["known"][p], self._tasks(roster, p), ids[0]) for p in sought)
         return {LOOK: torch.ones(len(ids), 1, dtype=torch.bool)} if asked else {}
 
     def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
         """How many cohorts were found, and how well they match the declared ones (adjusted Rand index), by module."""
-        facts: dict[str, dict[str, Any]] = {}
         declared = circles_by_trait([member.traits.get(self.compare) for member in roster.members])
-        for pattern, known in state["known"].items():
-            circle, both = known["circle"], known["decided"] & (declared >= 0)
-            facts.setdefault("cohorts_found", {})[pattern] = len(set(circle[known["decided"]].tolist()))
-            if bool(both.any()):
-                facts.setdefault("adjusted_rand", {})[pattern] = adjusted_rand(circle[both], declared[both])
-        return facts
+        return finding.found_facts(state["known"], declared)
 
     def plan(self, state: State, roster: Roster) -> Plan:
         """Lines 9-15: with whom each module is averaged. Who would not send by that, but is looked at, is asked."""
@@ -218,6 +198,6 @@ class ModFL(Method):
             "number of units at the bottom that are the configuration module"
         )
 
-    def _tasks(self, roster: Roster, pattern: str) -> list[Task]:
+    def _tasks(self, roster: Roster, pattern: str) -> list[finding.Task]:
         """For each client its units of a pattern with their shapes."""
         return [tuple(pair for pair in m.units.items() if self._pattern(pair[0]) == pattern) for m in roster.members]

@@ -38,8 +38,7 @@ class PerFedAvg(FedAvg):
     delta: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.order not in ("first", "hessian-free"):
-            raise ValueError(f"per-fedavg: order is first or hessian-free, not '{self.order}'")
+        super().__post_init__()
         if not self.alpha > 0 or not self.delta > 0:
             raise ValueError(
                 f"per-fedavg: alpha={self.alpha} and delta={self.delta} must be above 0; without a step of its own a "

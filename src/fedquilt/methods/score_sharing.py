@@ -46,7 +46,7 @@ from fedquilt.interface.messages import ClientInfo, Roster, Updates
 from fedquilt.interface.method import Heard, Method, State
 from fedquilt.interface.steps import Do, Install, Step, Train
 from fedquilt.sharing import Plan, UnitPlan, mean, nobody, traffic
-from fedquilt.sharing.scores import NEVER, Sheet, accuracy_by_label, masked
+from fedquilt.sharing.scores import NEVER, Sheet, accuracy_by_label, masked, public_labels
 
 _AT_ONCE = 512  # public samples scored at a time
 
@@ -82,30 +82,16 @@ class ScoreSharing(Method):
     distil: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.alpha is not None and not self.alpha > 0:
             raise ValueError(f"score sharing with alpha={self.alpha} never asks a client's model; give one above 0")
-        if self.protocol not in ("leak-free", "paper") or self.scored not in ("all", "own"):
-            raise ValueError(
-                f"score sharing: protocol is leak-free or paper, not '{self.protocol}'; scored is all or own, "
-                f"not '{self.scored}'"
-            )
         if self.distil < 0:
             raise ValueError(f"score sharing with distil={self.distil}: give the epochs of distillation, 0 for none")
 
     # --- client half -----------------------------------------------------------------------------------------------
 
     def parts(self, model: nn.Module, member: ClientInfo, classes: int) -> Parts:
-        if not member.public:
-            raise ValueError(
-                f"score sharing: client '{member.name}' holds no public samples; give the scenario common=(x, y), and "
-                "public_test=(x, y) to measure on"
-            )
-        if len(member.public) > classes:
-            raise ValueError(
-                f"score sharing: there are public samples of label {len(member.public) - 1}, which nobody ever owns; "
-                "leave them out"
-            )
-        labels = torch.arange(len(member.public)).repeat_interleave(torch.tensor(member.public))
+        labels = public_labels(member.public, classes, member.name)
         scores = self._sheet(classes, labels).units(torch.zeros(classes, len(labels)))
         return Parts(model, state=scores | {"heard": torch.zeros(classes)}, units={"model": ["*"]})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,6 +56,24 @@ class Sheet(NamedTuple):
     def _order(self) -> Tensor:
         assert self.labels is not None
         return self.labels.argsort(stable=True)
+
+
+def public_labels(counts: Sequence[int], classes: int, client: str) -> Tensor:
+    """(n,) the labels of public samples, label after label, of which a client holds so many of each.
+
+    >>> public_labels((2, 0, 1), 3, "ann").tolist()
+    [0, 0, 2]
+    """
+    if not counts:
+        raise ValueError(
+            f"score sharing: client '{client}' holds no public samples; give the scenario common=(x, y), and "
+            "public_test=(x, y) to measure on"
+        )
+    if len(counts) > classes:
+        raise ValueError(
+            f"score sharing: there are public samples of label {len(counts) - 1}, which nobody owns; leave them out"
+        )
+    return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
 
 
 def masked(outputs: Tensor, owned: Tensor) -> Tensor:
