@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -318,3 +319,21 @@ def test_the_same_search_finds_what_is_masked_by_a_self_mask_alone(
     of, post = deployed(tmp_path / "fed")
     of.step()
     assert found(post, of, SecureSums()) == {f"client-{i}" for i in range(CLIENTS)}
+
+
+def test_who_steals_a_device_finds_no_secret_of_a_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hides a copy is in memory alone: no seed of a round is in any file of a device, or of the server."""
+    seeds: list[bytes] = []
+
+    def fresh() -> bytes:
+        seeds.append(os.urandom(masks.SEED))
+        return seeds[-1]
+
+    monkeypatch.setattr(masks, "fresh_seed", fresh)
+    of, _ = deployed(tmp_path / "fed", "fedper")
+    of.step(), of.step()
+    files = [file for file in (tmp_path / "fed").rglob("*") if file.is_file()]
+    assert any(file.suffix == ".safetensors" for file in files)  # rounds left something there
+    kept = b"".join(file.read_bytes() for file in files)
+    assert len(seeds) == 2 * CLIENTS * 3
+    assert not any(seed in kept or seed.hex().encode() in kept for seed in seeds)

@@ -220,8 +220,13 @@ class RunFolder:
             kept = f"the last checkpoint, of round {self._checkpointed}, is whole" if self._checkpointed > 0 else ""
             raise DiskFull(
                 f"the disk is full, so '{self.folder}' could not be written; {kept or 'no round was kept yet'}; free "
-                f"some space and go on with: fedquilt resume {self.shown}"
+                f"some space and go on with: {self.again}"
             ) from error
+
+    @property
+    def again(self) -> str:
+        """The command that goes on with the run."""
+        return f"fedquilt resume {self.shown}"
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class Care:
         """What the process says, until it ends or does nothing any more."""
         pipe, rest = service.process.stdout, b""
         assert pipe is not None
-        beat, start = self.nodes[0].folder / BEAT, time.time()
+        beat, seen, moved = self.nodes[0].folder / BEAT, 0.0, time.monotonic()
         while True:
             if select.select([pipe], [], [], 5)[0]:
                 found = os.read(pipe.fileno(), 65536)
@@ -79,8 +79,10 @@ class Care:
                     return
                 *whole, rest = (rest + found).split(b"\n")
                 yield from (line.decode(errors="replace") for line in whole)
-            last = max(start, beat.stat().st_mtime) if beat.exists() else start
-            if time.time() - last > _HUNG:
+            now = beat.stat().st_mtime if beat.exists() else 0.0
+            if now != seen:  # times are not compared with the clock, which may be set meanwhile
+                seen, moved = now, time.monotonic()
+            if time.monotonic() - moved > _HUNG:
                 yield f"the process has not moved for {_HUNG:.0f} s"
                 service.kill()
                 return

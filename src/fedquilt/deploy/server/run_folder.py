@@ -37,6 +37,10 @@ class RemoteRunFolder(RunFolder):
         super().__init__(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def again(self) -> str:
+        return f"fedquilt deploy run --resume {self.folder.name}"
+
     @contextmanager
     def led(self, patience: float = 0.0) -> Iterator[None]:
         """One leader at a time: two would each undo what the other has agreed on with the devices. A leader has some
@@ -100,6 +104,7 @@ class RemoteRunFolder(RunFolder):
         }
         with self._room():
             save(self.folder / CHECKPOINT, tensors, {**text, **self._written(_FILES)})
+            self._checkpointed = federation.round
             self._put_by(federation.round)
 
     def _put_by(self, round_: int) -> None:
