@@ -30,6 +30,7 @@ class Evaluation:
     training: Tensor | None = None  # (K,) mean loss over the steps of its last training; NaN for who was not chosen
     task: Task = _CLASSES
     own: Tensor | None = None  # (K, metrics) of a user's own
+    left_out: tuple[int, ...] = ()  # of everyone's samples, how many each client's model does not take
     liars: tuple[int, ...] = ()  # the numbers of clients that an attack has: their rows are marked, and not counted
 
     @property
@@ -66,6 +67,7 @@ class Evaluation:
                 **{name: values[i] for name, values in details.items()},
                 "loss": losses[i],
                 "training_loss": training[i],
+                **({"left_out": self.left_out[i]} if self.left_out else {}),
                 **({"liar": True} if i in self.liars else {}),
             }
             for i, client in enumerate(self.clients)

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from fedquilt.report.compare import Comparison, Curve, compare
-from fedquilt.report.tables import as_csv, as_latex, as_markdown, as_text, cells, latex_escape, markdown_escape
+from fedquilt.report.escapes import latex_escape, markdown_escape
+from fedquilt.report.tables import as_csv, as_latex, as_markdown, as_text, cells
 
 NASTY = "=a_b|[red]<script>&%\\"
 

@@ -65,7 +65,10 @@ def compare(
     device: opt.Device = "auto",
     engine: opt.Engine = "auto",
     clients_at_once: opt.AtOnce = None,
+    threads: opt.Threads = None,
     evaluate_every: opt.Every = 1,
+    everyone: opt.Everyone = False,
+    unseen: opt.Unseen = 0,
     alone: opt.Alone = True,
     reference: Reference = None,
     target: Target = None,
@@ -90,8 +93,9 @@ def compare(
     if attack is not None and not any(word.startswith("attack.draw=") for word in said):
         said.append(f"attack.draw={seed}")  # the honest must be the same in all seeds, to be set against each other
     choices = Choices(
-        rounds, said, readouts, merge, device, engine, clients_at_once, evaluate_every, numbers, attack, secure_sums
-    )
+        rounds, said, readouts, merge, device, engine, clients_at_once, evaluate_every, numbers, attack, secure_sums,
+        threads, everyone, unseen,
+    )  # fmt: skip
     check_form(form)
     asked = [*(methods or ()), *(word.strip() for word in (named or "").split(",") if word.strip())]
     methods = wanted(asked)

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 ENDINGS = (".toml", ".yaml", ".yml")
 OPTIONS = {
-    "rounds": int, "seed": int, "device": str, "engine": str, "clients_at_once": int, "evaluate_every": int,
-    "alone": bool, "checkpoint_every": int, "out": str,
+    "rounds": int, "seed": int, "device": str, "engine": str, "clients_at_once": int, "threads": int,
+    "evaluate_every": int, "alone": bool, "everyone": bool, "unseen": int, "checkpoint_every": int, "out": str,
 }  # fmt: skip
 _TABLES = ("scenario", "method", "training", "merge", "readouts", "attack", "dp", "secure")
 # what a run notes of itself, which decides nothing when it is repeated
 _NOTED = (
-    "format", "engines", "threads", "shards", "clients", "label_names", "fingerprint", "started", "extended",
+    "format", "engines", "shards", "clients", "label_names", "fingerprint", "started", "extended",
     "model_code", "versions",
 )  # fmt: skip
 
@@ -133,6 +133,8 @@ def _sensible(path: Path) -> Iterator[None]:
 
 def _config(path: Path, known: Mapping[str, Any], trust: bool) -> Config:
     """What a file's settings mean."""
+    from fedquilt.engines.threads import as_begun
+
     for key in known:
         if key not in (*OPTIONS, *_TABLES, *_NOTED):
             raise Refused(f"{path}: {did_you_mean(key, [*OPTIONS, *_TABLES], 'setting of a run')}")
@@ -150,6 +152,8 @@ def _config(path: Path, known: Mapping[str, Any], trust: bool) -> Config:
         "merge": merge.get("name", "mean"),
         "attack": attack.get("name"),
     }
+    if "format" in known and "threads" in known:  # a run that was kept, maybe on a machine with more cores
+        options["threads"] = as_begun(known["threads"])
     return Config(
         path,
         _address(path, scenario, trust or "format" not in known),

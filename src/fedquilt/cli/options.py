@@ -57,6 +57,16 @@ Engine = Annotated[
 AtOnce = Annotated[
     int | None, typer.Option("--clients-at-once", metavar="N", help="Clients stacked at once; found out otherwise.")
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", metavar="N", help="Threads of PyTorch; what is good now is found out otherwise."),
+]
+Everyone = Annotated[
+    bool, typer.Option("--everyone", help="At the end try every client's model on everyone's test data too.")
+]
+Unseen = Annotated[
+    int, typer.Option("--unseen", metavar="N", help="Hold N clients out; they join at the end, as newcomers.")
+]
 Every = Annotated[int, typer.Option("--evaluate-every", metavar="N", help="Measure every N rounds, and at the end.")]
 Checkpoints = Annotated[
     int, typer.Option("--checkpoint-every", metavar="N", help="Keep the state every N rounds, to resume from.")

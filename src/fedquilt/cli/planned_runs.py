@@ -36,6 +36,8 @@ class PlannedRun:
     dp: dict[str, Any] = field(default_factory=dict)
     secure: dict[str, Any] = field(default_factory=dict)
     attack: dict[str, Any] = field(default_factory=dict)
+    everyone: bool = False
+    unseen: int = 0
     code: str = ""  # a checksum of a method of the user's own, whose results are not those of its code of yesterday
     label: str = field(default="", compare=False)
     hardware: dict[str, Any] = field(default_factory=dict, compare=False)  # device, engine, clients at once
@@ -49,7 +51,7 @@ class PlannedRun:
     def variant(self) -> str:
         """A checksum of everything that decides results but the seed."""
         decisive = asdict(self)
-        unsaid = [key for key in ("code", "dp", "secure", "attack") if not decisive[key]]
+        unsaid = [key for key in ("code", "dp", "secure", "attack", "everyone", "unseen") if not decisive[key]]
         for key in ("seed", "label", "hardware", *unsaid):
             del decisive[key]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
@@ -84,8 +86,8 @@ class PlannedRun:
             scenario, method, seed=self.seed, readouts=self.readouts, merge=rule_from(self.merge),
             privacy=Privacy.of(self.dp), secure=SecureSums(**self.secure) if self.secure else False,
             attack=attack_from(self.attack or None),
-            evaluate_every=self.evaluate_every, alone=False, callbacks=callbacks, out=out,
-            checkpoint_every=checkpoint_every, **self.hardware,
+            evaluate_every=self.evaluate_every, everyone=self.everyone, unseen=self.unseen, alone=False,
+            callbacks=callbacks, out=out, checkpoint_every=checkpoint_every, **self.hardware,
         )  # fmt: skip
 
 
@@ -98,6 +100,7 @@ def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[
     choices = order.choices
     attack = {} if order.attack is None else attack_to(order.attack)
     hardware = {"device": choices.device, "engine": choices.engine, "clients_at_once": choices.clients_at_once}
+    hardware |= {} if choices.threads is None else {"threads": choices.threads}
     return [
         PlannedRun(
             order.source.address, plain(order.scenario_settings), plain(order.training), method_to(method), seed,
@@ -105,6 +108,7 @@ def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[
             {} if order.privacy is None else plain(order.privacy.text),
             {} if order.secure is None else order.secure.text,
             {} if method.name == ALONE else attack,  # nobody can lie to clients alone
+            choices.everyone, choices.unseen,
             method_code(method), label, hardware,
         )
         for seed in seeds

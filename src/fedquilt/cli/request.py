@@ -39,6 +39,9 @@ class Choices:
     seeds: Sequence[int] = (0,)
     attack: str | None = None
     secure: bool = False
+    threads: int | None = None
+    everyone: bool = False
+    unseen: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,9 @@ class Request:
             "readouts": self.readouts, "device": choices.device, "engine": choices.engine, "merge": self.rule,
             "attack": self.attack,
             "privacy": self.privacy,
-            "clients_at_once": choices.clients_at_once, "evaluate_every": choices.evaluate_every,
-            "secure": self.secure or False,
+            "clients_at_once": choices.clients_at_once, "threads": choices.threads,
+            "evaluate_every": choices.evaluate_every, "secure": self.secure or False,
+            "everyone": choices.everyone, "unseen": choices.unseen,
         }  # fmt: skip
 
     def scenario(self, seed: int) -> Scenario:
@@ -141,6 +145,10 @@ def check_hardware(choices: Choices) -> None:
         raise Refused("seeds are whole numbers from 0 on, and there must be at least one")
     if choices.clients_at_once is not None and choices.clients_at_once < 1:
         raise Refused(f"--clients-at-once {choices.clients_at_once}: give at least 1")
+    if choices.threads is not None and choices.threads < 1:
+        raise Refused(f"--threads {choices.threads}: give at least 1")
+    if choices.unseen < 0:
+        raise Refused(f"--unseen {choices.unseen}: give how many clients are held out")
     if choices.evaluate_every < 1:
         raise Refused(f"--evaluate-every {choices.evaluate_every}: give at least 1")
 

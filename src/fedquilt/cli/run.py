@@ -48,7 +48,10 @@ def run(
     device: opt.Device = "auto",
     engine: opt.Engine = "auto",
     clients_at_once: opt.AtOnce = None,
+    threads: opt.Threads = None,
     evaluate_every: opt.Every = 1,
+    everyone: opt.Everyone = False,
+    unseen: opt.Unseen = 0,
     alone: opt.Alone = True,
     out_dir: Out = None,
     keep: Keep = True,
@@ -76,7 +79,8 @@ def run(
     choices = Choices(
         at["rounds"], opt.lying(settings, at["attack"], liars), readouts, at["merge"], at["device"], at["engine"],
         at["clients_at_once"],
-        at["evaluate_every"], (at["seed"],), at["attack"], secure_sums,
+        at["evaluate_every"], (at["seed"],), at["attack"], secure_sums, at["threads"], at["everyone"],
+        at["unseen"],
     )  # fmt: skip
     order = take_request(scenario, [str(method)], choices) if config is None else config.request(choices)
     opt.check_checkpoints(at["checkpoint_every"])
@@ -192,11 +196,14 @@ def tell(outcome: Outcome, folder: Path | None, quilt: bool, json: bool) -> None
 def show(outcome: Outcome, quilt: bool) -> None:
     """The summary and the plan, for people."""
     from fedquilt.report.quilt import Quilt
+    from fedquilt.runs.looking import other_tests
 
     run, summary = outcome.run, outcome.summary
     out.print(summary_table([summary]))
     out.print()
     out.print(what_it_says(summary), style="dim")
+    for told in other_tests(summary):
+        out.print(f"{told[0].upper()}{told[1:]}.", style="dim")
     if "privacy" in summary:
         out.print(in_full(summary))
     if "trouble" in summary:

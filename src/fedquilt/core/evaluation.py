@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedquilt._util.suggest import did_you_mean
 from fedquilt.client import Split, as_samples
+from fedquilt.core.everyone import everyone_of
 from fedquilt.core.family_state import table_of
 from fedquilt.core.server import Server
 from fedquilt.families.common import Common, form_for
 from fedquilt.interface.client_stack import ClientStack
 from fedquilt.interface.messages import Instructions, Updates
-from fedquilt.interface.readout import SPLITS, EvaluationContext, Readout
+from fedquilt.interface.method import Method
+from fedquilt.interface.readout import EVERYONE, SPLITS, EvaluationContext, Readout
 from fedquilt.interface.sent_models import SentModels
+from fedquilt.readouts import READOUTS, named
 from fedquilt.results import Evaluation
 
 if TYPE_CHECKING:
@@ -90,7 +94,9 @@ def measure(look: EvaluationContext, readouts: Iterable[Readout]) -> dict[tuple[
     found: dict[tuple[str, str], Measured] = {}
     task = look.task
     for readout in due(readouts, look.last):
-        for split in SPLITS:
+        for split in look.splits:
+            if split == EVERYONE and readout.remembers:  # what earlier models said of it is not known
+                continue
             table, predicted = look.table(split), readout.predictions(look, split)
             counts = task.counts(predicted, table.y, table.mask, look.received.classes)
             logs = readout.logs(look, split)
@@ -125,6 +131,7 @@ def evaluate(simulation: Simulation, server: Server, readouts: Sequence[Readout]
     for ids in simulation.groups():
         look = look_at(simulation, server.instructions(ids), simulation.memory.setdefault(ids, {}), last)
         look.pooled, look.known = pooled, known.get(ids, {})
+        look.splits = (*SPLITS, EVERYONE) if last and simulation.terms.everyone else SPLITS
         for which, found in measure(look, readouts).items():
             scored.setdefault(which, []).append(found)
         order += ids
@@ -141,8 +148,21 @@ def evaluate(simulation: Simulation, server: Server, readouts: Sequence[Readout]
         counts = counts.coalesce() if counts.is_sparse else counts
         users = torch.cat(own)[place] if own else None
         task = simulation.terms.task
-        evaluations.append(Evaluation(server.round, readout, split, names, counts, of_each, training, task, users))
+        beside = _left_out(simulation) if split == EVERYONE else ()
+        evaluations.append(
+            Evaluation(server.round, readout, split, names, counts, of_each, training, task, users, left_out=beside)
+        )
     return evaluations
+
+
+def _left_out(simulation: Simulation) -> tuple[int, ...]:
+    """How many of everyone's samples each client's model does not take: others' sensors, labels it cannot name."""
+    found: dict[int, int] = {}
+    total = everyone_of(simulation).total
+    for family_state in simulation.family_states:
+        taken = int(simulation.of_everyone(family_state).count)
+        found |= dict.fromkeys(family_state.family.ids, total - taken)
+    return tuple(found[number] for number in simulation.numbers)
 
 
 def predict(simulation: Simulation, server: Server, readout: Readout, number: int, x: Any) -> Tensor:
@@ -206,3 +226,13 @@ def sent_models(simulation: Simulation, updates: Updates, samples: Common) -> li
     if not found:
         raise ValueError(f"in round {updates.round} nobody sent a whole model; ask for all units in the plan before")
     return found
+
+
+def with_own(method: Method, readouts: tuple[Readout, ...]) -> tuple[Readout, ...]:
+    """Read-outs, and the one that results of a method are reported with, where that is not what all methods have."""
+    if method.readout == Method.readout or method.readout in {readout.name for readout in readouts}:
+        return readouts
+    own = named(method.readout)
+    if own is None:
+        raise ValueError(f"the method '{method.name}': {did_you_mean(method.readout, READOUTS, 'read-out')}")
+    return (*readouts, own)

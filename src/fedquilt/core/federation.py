@@ -19,7 +19,7 @@ from fedquilt._util.turns import one_at_a_time
 from fedquilt.attacks import Attack
 from fedquilt.core.attacked import AttackedSimulation
 from fedquilt.core.backend import Backend
-from fedquilt.core.evaluation import predict
+from fedquilt.core.evaluation import predict, with_own
 from fedquilt.core.guard import Guard
 from fedquilt.core.merge_rules import trusted_names, with_server_client
 from fedquilt.core.privacy_rules import check_method, check_models, uses
@@ -35,7 +35,7 @@ from fedquilt.interface.messages import Roster
 from fedquilt.interface.method import Method
 from fedquilt.interface.passed import Passed, counted
 from fedquilt.privacy import Budget, Privacy, found
-from fedquilt.readouts import READOUTS, Readout, named
+from fedquilt.readouts import READOUTS, Readout
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.secure import SecureSums
@@ -98,6 +98,7 @@ class Federation:
         privacy: Privacy | None = None,
         secret: int | None = None,
         secure: SecureSums | None = None,
+        everyone: bool = False,
     ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"a Federation takes a method made ready, such as methods.FedAvg(), not {method!r}")
@@ -107,6 +108,8 @@ class Federation:
         readouts = [with_python_settings(readout) for readout in readouts]
         if evaluate_every < 1:
             raise ValueError(f"evaluate_every={evaluate_every} never looks; give at least 1, or as many as rounds")
+        if everyone and clients is not None:
+            raise ValueError("clients on devices show their test samples to nobody; try 'everyone' in a simulation")
         if clients is None:
             scenario = with_server_client(scenario, rule)
         self.scenario, self.method, self.seed = scenario, method, seed
@@ -114,14 +117,16 @@ class Federation:
         self.device = pick_device(device)
         if (together := ranks()) is not None and self.device.type == "cuda":  # a GPU each
             self.device = torch.device("cuda", together.local % torch.cuda.device_count())
-        self.readouts = _with_own(method, tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]()))
+        self.readouts = with_own(method, tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]()))
         self.evaluate_every = evaluate_every
         method.check_task(scenario.task)
         for readout in self.readouts:
             readout.check_task(scenario.task)
         check(secure, method, rule, privacy, ranks() is not None, attack is not None)
         privacy, held = self._accounted(privacy, rule), (scenario.common, scenario.public_test)
-        self.terms = Terms(method, self.training, scenario.classes, seed, *held, privacy, scenario.task, secure)
+        self.terms = Terms(
+            method, self.training, scenario.classes, seed, *held, privacy, scenario.task, secure, everyone
+        )
         self.secret = seed if secret is None else secret  # what participants and noise of privacy are drawn by
         self.attack = None if attack is None else with_python_settings(attack)
         trusted = trusted_names(rule)
@@ -288,13 +293,3 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' was asked for, but PyTorch sees no GPU here; take device='cpu' or 'auto'")
     return device
-
-
-def _with_own(method: Method, readouts: tuple[Readout, ...]) -> tuple[Readout, ...]:
-    """Read-outs, and the one that results of a method are reported with, where that is not what all methods have."""
-    if method.readout == Method.readout or method.readout in {readout.name for readout in readouts}:
-        return readouts
-    own = named(method.readout)
-    if own is None:
-        raise ValueError(f"the method '{method.name}': {did_you_mean(method.readout, READOUTS, 'read-out')}")
-    return (*readouts, own)

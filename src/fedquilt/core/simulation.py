@@ -15,6 +15,7 @@ from fedquilt._util.randomness import key_of
 from fedquilt._util.turns import one_at_a_time
 from fedquilt.client import Client
 from fedquilt.core.evaluation import Scored, evaluate, sent_models
+from fedquilt.core.everyone import everyone_of
 from fedquilt.core.family_state import FamilyState, blocks_of, covers, do, install_into, write
 from fedquilt.core.local_training import LocalTraining
 from fedquilt.core.membership import Membership
@@ -30,7 +31,7 @@ from fedquilt.families.layout import Signature
 from fedquilt.interface.client_stack import ClientStack, PaddedSplit
 from fedquilt.interface.me import each
 from fedquilt.interface.messages import ClientInfo, Instructions, Update, Updates
-from fedquilt.interface.readout import Readout
+from fedquilt.interface.readout import EVERYONE, Readout
 from fedquilt.interface.sent_models import SentModels
 from fedquilt.interface.steps import Do, Install, Train
 from fedquilt.results import Evaluation
@@ -246,6 +247,8 @@ class Simulation:
         now = down.round if down is not None else (self.round if round_ is None else round_)
 
         def tables(split: str) -> PaddedSplit:
+            if split == EVERYONE:
+                return self.of_everyone(family_state).for_each(len(ids))
             public = self.terms.public(family_state.clients[0])
             apart = split != "train" and not family_state.even(self.terms.classes)
             if apart or (family_state.much(split) and self.device.type == "cpu"):
@@ -277,6 +280,12 @@ class Simulation:
             vectorised=self._stacks(family_state),
             installed=installed,
         )
+
+    def of_everyone(self, family_state: FamilyState) -> PaddedSplit:
+        """Those of everyone's test samples that models of a family take, as of one client."""
+        if (EVERYONE, ()) not in family_state.tables:
+            family_state.tables[EVERYONE, ()] = everyone_of(self).table(family_state, self.device)
+        return family_state.tables[EVERYONE, ()]
 
     def _stacks(self, family_state: FamilyState) -> bool:
         """Whether what steps compute for clients of a family is computed for a stack of them."""

@@ -29,6 +29,7 @@ class Terms:
     privacy: Privacy | None = None  # with its noise found
     task: Task = field(default_factory=Classification)
     secure: SecureSums | None = None
+    everyone: bool = False  # whether models are also looked at on everyone's test samples, after the last round
 
     def public(self, client: Declared) -> list[Split]:
         """The public samples that a client holds, in its form: `common`, then `public_test`."""

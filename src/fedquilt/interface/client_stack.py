@@ -52,6 +52,11 @@ class PaddedSplit:
         count = (self.count.clamp(max=stop) - start).clamp(min=0)
         return PaddedSplit(self.x[:, start:stop], self.y[:, start:stop], self.mask[:, start:stop], count, public)
 
+    def for_each(self, clients: int) -> PaddedSplit:
+        """The samples of the one client that this is of, for several clients, without a copy."""
+        x, y, mask, count = (part.expand(clients, *part.shape[1:]) for part in (self.x, self.y, self.mask, self.count))
+        return PaddedSplit(x, y, mask, count, None if self.public is None else self.public.expand(clients, -1))
+
     def of(self, places: Tensor | slice) -> PaddedSplit:
         """The same for some clients only."""
         public = None if self.public is None else self.public[places]

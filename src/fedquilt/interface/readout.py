@@ -25,6 +25,7 @@ _SAMPLES_AT_ONCE = 2**16  # of all clients of a stack together; no client has le
 _MOST_AT_ONCE = 512  # of one client
 
 SPLITS = ("validation", "test")  # what read-outs are measured on
+EVERYONE = "everyone"  # and on wish, in a simulation, all clients' test samples
 
 Predict = Callable[[Me, Batch], Tensor]
 
@@ -44,7 +45,7 @@ class EvaluationContext:
     `predict` is how the method predicts, None: by its module alone; `logits` says whether softmax makes probabilities
     of it. `memory` lasts from round to round: a read-out may keep tensors there under its own name. `pooled` has, by
     read-out, the sum over the federation of what its clients gave as `evidence`; a device that is by itself knows no
-    such sums. `known` are scores, by model and split.
+    such sums. `known` are scores, by model and split; `splits` is what they are wanted for.
     """
 
     received: ClientStack
@@ -56,6 +57,7 @@ class EvaluationContext:
     logits: bool = True
     pooled: Mapping[str, Tensor] = field(default_factory=dict)
     known: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    splits: tuple[str, ...] = SPLITS
     _rows: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -89,7 +91,7 @@ class EvaluationContext:
         """(k, n, classes) scores of a further model: run on all splits at once, as its rows are not kept."""
         if (which, split) not in self.known:
             view = replace(self.received, rows=rows if isinstance(rows, Tensor) else rows())
-            self.known |= {(which, each): self._predicted(view, each, own=False) for each in SPLITS}
+            self.known |= {(which, each): self._predicted(view, each, own=False) for each in self.splits}
         return self.known[which, split]
 
     def predictions(self, which: str, split: str) -> Tensor:
@@ -211,6 +213,7 @@ class Readout:
     kind: ClassVar[str] = ""
     needs_last_round: ClassVar[bool] = False
     pools: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False  # whether it asks models of earlier rounds too
     needs_classes: ClassVar[str] = ""  # what it does with classes, where it has to have some
 
     def check_task(self, task: Task) -> None:

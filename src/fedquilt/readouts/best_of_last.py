@@ -22,6 +22,7 @@ class BestOfLast(Readout):
     """The models of the last `k` rounds, whichever is better at the class it predicts; on a tie the newer one."""
 
     kind: ClassVar[str] = "best-of-last"
+    remembers: ClassVar[bool] = True
     needs_classes: ClassVar[str] = "believes whichever model is better at the class that it names"
     k: int = 3
 

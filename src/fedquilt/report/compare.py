@@ -75,6 +75,17 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Further:
+    """A method's mean on another test set: `name` for machines, `heading` and `meaning` for people."""
+
+    name: str
+    heading: str
+    meaning: str
+    mean: float | None
+    over_seeds: float | None = None
+
+
+@dataclass(frozen=True)
 class MethodRow:
     """One line of a comparison."""
 
@@ -93,6 +104,7 @@ class MethodRow:
     level_with_best: bool
     against_reference: Difference | None
     attack: str = ""  # how some of its clients lied
+    further: tuple[Further, ...] = ()  # the same test sets in every row
 
 
 @dataclass(frozen=True)

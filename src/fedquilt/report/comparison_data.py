@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedquilt._util.metric import ACCURACY, Metric
-from fedquilt.report.compare import Comparison, Curve, compare, pair_up
+from fedquilt.report.compare import Comparison, Curve, Further, compare, pair_up
+from fedquilt.report.further import further
 from fedquilt.report.plan_frames import packed
 from fedquilt.report.read_runs import Floats, Reading, RunFiles, Series
 from fedquilt.report.tables import as_csv, as_latex, as_markdown, cells, explanations
@@ -80,6 +81,7 @@ class Measured:
     said: tuple[str, ...] = ()  # what methods that do not learn say of themselves, and what others promise
     attacks: Mapping[str, str] = field(default_factory=dict)  # by method how some of its clients lied
     metric: Metric = ACCURACY
+    further: Mapping[str, tuple[Further, ...]] = field(default_factory=dict)  # other test sets, by method
 
 
 def measured(groups: Sequence[Group], reading: Reading | None = None) -> Measured:
@@ -105,7 +107,8 @@ def measured(groups: Sequence[Group], reading: Reading | None = None) -> Measure
         both = " and ".join(metric.name for metric in metrics[:2])
         raise ValueError(f"runs led by {both} cannot be compared; give runs of one task")
     lied = {group.name: _attack(group.runs) for group in groups}
-    return Measured(scores, curves, alone, losses, said, lied, metrics[0] if metrics else ACCURACY)
+    other = further({group.name: group.runs for group in groups}) if reading is None or reading[1] == "test" else {}
+    return Measured(scores, curves, alone, losses, said, lied, metrics[0] if metrics else ACCURACY, other)
 
 
 def compared(found: Measured, reference: str | None, target: float | None) -> Comparison | None:
@@ -122,7 +125,10 @@ def compared(found: Measured, reference: str | None, target: float | None) -> Co
         reference = next((name for name in ("fedavg", *ALONE) if name in tables), next(iter(tables)))
     curves = {name: [c for s, c in mine.items() if not seeds or s in seeds] for name, mine in found.curves.items()}
     table = compare(tables, alone=alone, curves=curves, reference=reference, target=target, metric=found.metric)
-    rows = tuple(replace(row, attack=found.attacks.get(row.name, "")) for row in table.rows)
+    rows = tuple(
+        replace(row, attack=found.attacks.get(row.name, ""), further=found.further.get(row.name, ()))
+        for row in table.rows
+    )
     return replace(table, rows=rows, notes=(*table.notes, *notes, *found.said))
 
 

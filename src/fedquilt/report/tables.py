@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from rich.text import Text
 
 from fedquilt._util.metric import ACCURACY, Metric
 from fedquilt._util.wording import megabytes
-from fedquilt.report.compare import Comparison, MethodRow
+from fedquilt.report.compare import Comparison, Further, MethodRow
+from fedquilt.report.escapes import latex_escape, markdown_escape, one_line, spreadsheet_safe
 from fedquilt.report.statistics import Interval, ranks
 
 _RANK = "rank by mean, worst decile, gaining"
@@ -47,6 +47,9 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
     if any(r.gain for r in rows):
         columns.append(("gain over alone", [Cell(shown_interval(r.gain, metric, sign=True)) for r in rows]))
         columns.append(("clients gaining %", [Cell(_number(r.share_gaining, 100, ".0f")) for r in rows]))
+    for at, other in enumerate(rows[0].further):
+        heading = other.heading + unit
+        columns.append((heading, [Cell(_mean_and_deviation(r.further[at], metric)) for r in rows]))
     if comparison.target is not None:
         goal = f"{metric.show(comparison.target)}{unit}"
         columns.append((f"rounds to {goal}", [Cell(_reaching(r, comparison.seeds)) for r in rows]))
@@ -115,6 +118,8 @@ def records(comparison: Comparison) -> list[dict[str, str | float | bool | None]
         line |= _spread_out(comparison.metric.name, r.score) | {"deviation_over_seeds": r.over_seeds}
         line |= {"spread_over_clients": r.spread, "worst_decile": r.worst_decile}
         line |= _spread_out("gain", r.gain) | {"share_gaining": r.share_gaining, "target": comparison.target}
+        for other in r.further:
+            line |= {other.name: other.mean, f"{other.name}_deviation_over_seeds": other.over_seeds}
         line |= {"rounds_to_target": r.rounds_to_target, "megabytes_to_target": r.megabytes_to_target}
         line |= {"seeds_reaching": r.seeds_reaching, "megabytes": r.megabytes}
         line |= {"best": r.best, "level_with_best": r.level_with_best, "reference": comparison.reference}
@@ -174,6 +179,7 @@ def explanations(comparison: Comparison) -> list[str]:
     told.append(f"Intervals (of differences: ± half, if possible) are {100 * c.level:.0f} % over clients and seeds.")
     if len(c.rows) > 1:
         told.append(f"Bold: the best method ({c.best}) and those not significantly behind it (paired interval).")
+    told += [f"{other.heading[0].upper()}{other.heading[1:]}: {other.meaning}." for other in c.rows[0].further]
     if any(r.megabytes is not None for r in c.rows):
         told.append("MB: sent and received by all clients together in the run of one seed, the median over seeds.")
     if c.reference is not None and len(c.rows) > 1:
@@ -200,6 +206,11 @@ def _as_papers(row: MethodRow, metric: Metric) -> str:
     return metric.show(row.score.mean) + ("" if row.over_seeds is None else f" ± {metric.show(row.over_seeds)}")
 
 
+def _mean_and_deviation(found: Further, metric: Metric) -> str:
+    """The same of another test set."""
+    return metric.show(found.mean) + ("" if found.over_seeds is None else f" ± {metric.show(found.over_seeds)}")
+
+
 def _from_to(interval: Interval, metric: Metric) -> str:
     """The interval of a score; none where one number is all there is."""
     nothing = (interval.low, interval.high) == (metric.low, metric.high)
@@ -218,48 +229,6 @@ def _ranked(rows: Sequence[MethodRow], metric: Metric) -> list[str]:
 def _width(heading: str, texts: Sequence[str]) -> int:
     """The columns that a column of the table takes: its widest cell, or the longest word of its heading."""
     return max(len(text) for text in (*heading.split(), *texts))
-
-
-def spreadsheet_safe(text: str) -> str:
-    """A name that a spreadsheet will not run as a formula.
-
-    >>> spreadsheet_safe("=1+1"), spreadsheet_safe("phone-3")
-    ("'=1+1", 'phone-3')
-    """
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
-
-
-def latex_escape(text: str) -> str:
-    r"""Text as LaTeX prints it.
-
-    >>> print(latex_escape("a_b & 5 % ± ▲"))
-    a\_b \& 5 \% $\pm$ $\blacktriangle$
-    """
-    signs = {
-        "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--",
-        "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "<": r"\textless{}", ">": r"\textgreater{}",
-        **{c: "\\" + c for c in "&%$#_{}"},
-    }  # fmt: skip
-    return "".join(signs.get(c, c) for c in one_line(text))
-
-
-def markdown_escape(text: str) -> str:
-    """Text as Markdown prints it, inside a table too.
-
-    >>> print(markdown_escape("a|b *c* <script>"))
-    a\\|b \\*c\\* &lt;script&gt;
-    """
-    text = re.sub(r"([\\`*_\[\]|~#])", r"\\\1", one_line(text))
-    return text.replace("<", "&lt;").replace(">", "&gt;")
-
-
-def one_line(text: str) -> str:
-    """Text without line breaks, which would end a table's row.
-
-    >>> one_line("a\\n b")
-    'a b'
-    """
-    return " ".join(text.split())
 
 
 def _styled(cell: Cell, escape: Callable[[str], str], bold: str) -> str:

@@ -42,12 +42,29 @@ def in_words(summary: Mapping[str, Any]) -> str:
             f"{unit}); "
             f"{100 * s['share_gaining']:.0f} % of the clients gain"
         )
+    lines += other_tests(s)
     lines.append(
         f"{megabytes(s['megabytes_up'])} MB up, {megabytes(s['megabytes_down'])} MB down, {s['seconds']:.1f} s"
         + (f"; {s['virtual_seconds']:.4g} virtual s" if "virtual_seconds" in s else "")
         + (f", {s['late_updates']} updates were too late" if s.get("late_updates") else "")
     )
     return "\n".join([*lines, *(s[key] for key in ("privacy", "trouble") if key in s)])
+
+
+def other_tests(summary: Mapping[str, Any]) -> list[str]:
+    """What models are worth on everyone's test samples, and to clients that were held out, where it was asked for."""
+    s, metric, lines = summary, metric_of(summary), []
+    if "everyone_mean" in s:
+        without = s["everyone_left_out"]
+        told = f"; {without:.0f} samples a client, of other sensors or labels, are left out" if without else ""
+        lines.append(f"{metric.name} {metric.show(s['everyone_mean'])}{metric.unit} on everyone's test data{told}")
+    if "unseen_mean" in s:
+        gain = metric.show(s["unseen_gain_over_alone"], sign=True)
+        lines.append(
+            f"{metric.name} {metric.show(s['unseen_mean'])}{metric.unit} on {len(s['unseen'])} unseen clients after "
+            f"they joined, {gain} over alone"
+        )
+    return lines + ([s["unseen_refused"]] if "unseen_refused" in s else [])
 
 
 def as_frame(rows: Sequence[Row]) -> pd.DataFrame:

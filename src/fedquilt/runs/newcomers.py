@@ -1,17 +1,21 @@
-"""A newcomer's file as a client, and whether a finished run can take it."""
+"""A newcomer's file as a client, and whether a finished run can take it; clients that are held out, to come later."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from fedquilt._util.plain_values import whole
+from fedquilt._util.randomness import key_of, some_of
 from fedquilt.client import Client, ModelBuilder
 from fedquilt.core.federation import Federation
 from fedquilt.data.npz import NotArrays, read_arrays
 from fedquilt.data.splits import random_split
 from fedquilt.interface.readout import SPLITS
+from fedquilt.scenario import Scenario
 
 SHARES = (0.6, 0.1, 0.3)  # train, validation, test, where a file does not say
 
@@ -71,3 +75,31 @@ def check(client: Client, federation: Federation) -> None:
             f"client '{client.name}' declares no trait '{missing[0]}', as all clients of the run do; give it: "
             f"--traits {missing[0]}=..."
         )
+
+
+def hold_out(scenario: Scenario, number: int | None) -> tuple[Scenario, tuple[Client, ...]]:
+    """The scenario without some of its clients, drawn among those with test samples, and these.
+
+    The draw is the same whatever the seed: comparisons over seeds are of the same clients.
+
+    >>> import fedquilt as fq
+    >>> rest, unseen = hold_out(fq.scenarios.build("digits", clients=8), 2)
+    >>> len(rest.clients), len(unseen)
+    (6, 2)
+    """
+    number = whole(number or 0, "unseen")
+    if not number:
+        return scenario, ()
+    clients = scenario.clients
+    tested = [place for place, client in enumerate(clients) if len(client.test)]
+    if number < 0 or number > len(tested) or number > len(clients) - 2:
+        told = f"there are {len(clients)} clients, {len(tested)} of them with test samples, and two at least must train"
+        raise ValueError(f"unseen={number} clients cannot be held out: {told}")
+    drawn = {tested[at] for at in some_of(len(tested), number, key_of("unseen"))}
+    rest = replace(scenario, clients=tuple(c for at, c in enumerate(clients) if at not in drawn))
+    if rest.classes < scenario.classes:
+        raise ValueError(
+            f"with unseen={number} nobody of those who train has the label {scenario.classes - 1}; hold out fewer, or "
+            "give the scenario label_names"
+        )
+    return rest, tuple(clients[at] for at in sorted(drawn))

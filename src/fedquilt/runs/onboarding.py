@@ -33,7 +33,7 @@ from fedquilt.readouts import Adapted, EvaluationContext, FineTuned, Readout, Re
 from fedquilt.results import Evaluation
 from fedquilt.runs.checkpoint import restore_federation, write_tensors
 from fedquilt.runs.folder import RunFolder
-from fedquilt.runs.newcomers import check, read_client
+from fedquilt.runs.newcomers import check, hold_out, read_client
 from fedquilt.runs.rebuilding import rebuild, scenario_of
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import MixedUnit, Plan
@@ -117,6 +117,11 @@ def onboard(
     client = newcomer if isinstance(newcomer, Client) else read_client(newcomer, federation, traits)
     if isinstance(newcomer, Client) and traits is not None:
         raise ValueError(f"client '{client.name}' has traits of its own; give traits only with a file")
+    return join(client, federation, settled, visits, fine_tune)
+
+
+def join(client: Client, federation: Federation, settled: int, visits: int = 5, fine_tune: int = 0) -> Onboarded:
+    """Let a client join a federation whose rounds are over; its plan last changed in the round `settled`."""
     client = federation.scenario.task.take(client)
     check(client, federation)
     guest = _Guest(client, federation)
@@ -140,7 +145,8 @@ def finished(folder: str | Path, scenario: Scenario | None, trust: bool = False)
     known = place.read_settings()
     if not place.finished:
         raise ValueError(f"the run in '{folder}' is not finished; go on with it first: fedquilt resume {folder}")
-    federation = rebuild({**known, "engine": "sequential"}, scenario or scenario_of(known, trust), trust)
+    made, _ = hold_out(scenario or scenario_of(known, trust), known.get("unseen"))
+    federation = rebuild({**known, "engine": "sequential"}, made, trust)
     kept = place.look(federation)
     if kept.checkpoint is None:
         raise ValueError(f"the run in '{folder}' has no checkpoint, so nobody can join it; run it again")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedquilt._util.lock import Lock
 from fedquilt.core.federation import Federation, RoundReport
-from fedquilt.core.ranks import is_first
+from fedquilt.core.ranks import Ranks, among, is_first, ranks
 from fedquilt.results import Evaluation
 from fedquilt.runs.checkpoint import restore_federation
 from fedquilt.runs.folder import Kept, RunFolder
@@ -66,3 +67,17 @@ class _NoLock(Lock):
 
     def release(self) -> None:
         """Nothing was."""
+
+
+@contextmanager
+def shards_of(known: Mapping[str, Any]) -> Iterator[None]:
+    """The shards that a run was begun in, over the ranks that there are now."""
+    here, shards = ranks(), known.get("shards")
+    if here is None or shards is None:
+        if here is not None:
+            raise ValueError("this run was begun in one process, without ranks; go on with it in one, without --ranks")
+        with among(None if shards is None else Ranks(shards=shards)):
+            yield
+        return
+    here.over(shards)
+    yield

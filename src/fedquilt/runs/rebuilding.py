@@ -92,6 +92,7 @@ def rebuild(known: Mapping[str, Any], scenario: Scenario, trust: bool = False) -
             attack=attack_from(known.get("attack")),
             privacy=Privacy.of(known.get("dp")),
             secure=SecureSums.of(known.get("secure")),
+            everyone=known.get("everyone", False),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"run.toml does not say what it should ({error!r}); it was left as it is") from error

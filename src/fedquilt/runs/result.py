@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from fedquilt._util.plain_values import python
 from fedquilt.core.federation import Federation, RoundReport
+from fedquilt.interface.readout import EVERYONE
 from fedquilt.results import Evaluation, Row, final, summarise
 from fedquilt.runs.diagnosis import trouble
 from fedquilt.runs.looking import as_frame, as_html, drawn, in_words
 from fedquilt.runs.promises import promised
+from fedquilt.runs.unseen import Joined
 from fedquilt.sharing import Plan
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Run:
     seconds: float = 0.0
     alone: Run | None = None
     folder: Path | None = None
+    joined: Joined = field(default_factory=Joined)  # clients that were held out, once the rounds are over
     earlier: list[Row] = field(default_factory=list)  # rows of the rounds before the run was resumed
     # what the simplest answer would score on test data, the best single class say, and the standard error of that
     chance: tuple[float, float] = field(default=(math.nan, math.nan), init=False)
@@ -92,7 +95,7 @@ class Run:
         if known is None or known[0] != len(self.evaluations):
             clients = self.federation.scenario.clients
             # of clients on devices of their own it is not known here who has samples
-            missing = {c.name for c in clients if len(getattr(c, split))} or {c.name for c in clients}
+            missing = {c.name for c in clients if len(getattr(c, split, c.test))} or {c.name for c in clients}
             found: dict[str, Row] = {}
             for evaluation in reversed(self.evaluations):
                 if missing and (evaluation.readout, evaluation.split) == (readout, split):
@@ -151,6 +154,15 @@ class Run:
         attack = "" if federation.attack is None else federation.attack.name
         return trouble(first, last, self.chance, federation.training, refused, federation.scenario.task, attack)
 
+    def _on_everyone(self) -> dict[str, Any]:
+        """The mean on everyone's test samples, and how many of them models did not take, where that was asked for."""
+        key, rows = self.federation.scenario.task.lead, self.last_rows(self.readout, EVERYONE)
+        known = [row for row in rows if row.get(key) is not None and "liar" not in row]
+        if not self.federation.terms.everyone or not known:
+            return {}
+        mean = sum(row[key] for row in known) / len(known)
+        return {"everyone_mean": mean, "everyone_left_out": sum(row["left_out"] for row in known) / len(known)}
+
     # --- looking at it -----------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
@@ -193,6 +205,8 @@ class Run:
             "rounds": federation.round,
             **({} if federation.attack is None else {"attack": federation.attack.name, "liars": len(federation.liars)}),
             **summarise(self.last_rows(self.readout), bar, self.readout, task=federation.scenario.task),
+            **self._on_everyone(),
+            **self.joined.told,
             "megabytes_up": sum(self.bytes_up) / 1e6,
             "megabytes_down": sum(self.bytes_down) / 1e6,
             "seconds": self.seconds,

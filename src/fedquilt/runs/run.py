@@ -18,23 +18,26 @@ from fedquilt import attacks
 from fedquilt._util.addresses import check_no_file_is_loading
 from fedquilt._util.plain_values import python, whole, with_python_settings
 from fedquilt.attacks import Attack
-from fedquilt.core.federation import Callback, Federation, RoundReport
-from fedquilt.core.ranks import Ranks, among, anywhere, as_first, ranks
-from fedquilt.engines.parallel import cores
+from fedquilt.client import Client
+from fedquilt.core.federation import Callback, Federation, RoundReport, pick_device
+from fedquilt.core.ranks import anywhere, as_first
 from fedquilt.engines.settings import Training
+from fedquilt.engines.threads import as_begun, choose_threads, threads_of_a_run
 from fedquilt.methods import Local, Method
 from fedquilt.privacy import Privacy
 from fedquilt.readouts import Readout
 from fedquilt.runs.folder import METRICS, RunFolder
-from fedquilt.runs.other_ranks import folder_of
+from fedquilt.runs.newcomers import hold_out
+from fedquilt.runs.other_ranks import folder_of, shards_of
 from fedquilt.runs.rebuilding import make_method, make_readouts, rebuild, scenario_of
 from fedquilt.runs.result import Run
 from fedquilt.runs.rule_texts import rule_to
+from fedquilt.runs.unseen import let_join
 from fedquilt.scenario import Scenario
 from fedquilt.secure import SecureSums
 from fedquilt.sharing import Rule, mean, pick
 
-OPTIONS = ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_every", "alone")
+OPTIONS = ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_every", "alone", "unseen")
 
 
 def run(
@@ -49,11 +52,14 @@ def run(
     device: str = "auto",
     engine: str = "auto",
     clients_at_once: int | None = None,
+    threads: int | None = None,
     merge: str | Rule = mean,
     attack: str | Attack | None = None,
     privacy: Privacy | None = None,
     secure: bool | SecureSums = False,
     evaluate_every: int = 1,
+    everyone: bool = False,
+    unseen: int = 0,
     alone: bool | Run = True,
     callbacks: Sequence[Callback] = (),
     out: str | Path | None = None,
@@ -66,7 +72,10 @@ def run(
     which some clients lie; `privacy` is a promise such as `fedquilt.Privacy(epsilon=8)`. With `secure=True`, or
     settings of `SecureSums`, the server gets circles' sums and nobody's copy. With `alone=True` the same clients are
     also trained by themselves, as long and with the same settings, for the gain over alone; a finished run of `local`
-    may be given instead. With `out` the run is kept in a directory as it goes, and can be resumed from it.
+    may be given instead. With `everyone=True` every client's model is, at the end, also tried on all clients' test
+    samples (rows of the split "everyone"); `unseen` clients are held out and join when it is over. `threads` is how
+    many PyTorch has; otherwise it is found what is good on this machine now.
+    With `out` the run is kept in a directory as it goes, and can be resumed from it.
 
     >>> import fedquilt as fq
     >>> result = fq.run(fq.scenarios.build("digits", clients=8), "fedavg", rounds=2, engine="sequential", alone=False)
@@ -90,34 +99,36 @@ def run(
     checkpoint_every = whole(checkpoint_every, "checkpoint_every")
     if checkpoint_every < 1:
         raise ValueError(f"checkpoint_every={checkpoint_every} keeps nothing; give at least 1")
-    federation = Federation(
-        scenario,
-        made,
-        how,
-        seed,
-        device,
-        engine,
-        clients_at_once,
-        chosen,
-        rule,
-        evaluate_every,
-        attack=attacks.pick(attack) if isinstance(attack, str) else attack,
-        privacy=privacy,
-        secure=SecureSums.of(secure),
-    )
-    result = Run(federation)
-    result.alone = alone if isinstance(alone, Run) else None
-    clients_at_once, evaluate_every = federation.simulation.training.clients_at_once, federation.evaluate_every
-    kept = rule_to(rule) if out is not None else {}
-    options = dict(
-        zip(OPTIONS, (engine, clients_at_once, kept, evaluate_every, checkpoint_every, alone is True), strict=True)
-    )
-    folder = None
-    if out is not None:
-        folder = folder_of(out)
-        folder.start(federation, options)
-        result.folder = folder.folder
-    return _finish(result, folder, options, callbacks)
+    scenario, strangers = hold_out(scenario, unseen)
+    with threads_of_a_run(choose_threads(threads, pick_device(device))):
+        federation = Federation(
+            scenario,
+            made,
+            how,
+            seed,
+            device,
+            engine,
+            clients_at_once,
+            chosen,
+            rule,
+            evaluate_every,
+            attack=attacks.pick(attack) if isinstance(attack, str) else attack,
+            privacy=privacy,
+            secure=SecureSums.of(secure),
+            everyone=everyone,
+        )
+        result = Run(federation)
+        result.alone = alone if isinstance(alone, Run) else None
+        clients_at_once, evaluate_every = federation.simulation.training.clients_at_once, federation.evaluate_every
+        kept = rule_to(rule) if out is not None else {}
+        given = (engine, clients_at_once, kept, evaluate_every, checkpoint_every, alone is True, len(strangers))
+        options = dict(zip(OPTIONS, given, strict=True))
+        folder = None
+        if out is not None:
+            folder = folder_of(out)
+            folder.start(federation, options)
+            result.folder = folder.folder
+        return _finish(result, folder, options, callbacks, strangers)
 
 
 def resume(
@@ -132,11 +143,12 @@ def resume(
     known = place.read_settings()
     if place.finished:
         raise ValueError(f"the run in '{folder}' is finished; look at it with: fedquilt report {folder}")
-    with _threads(known.get("threads")), _shards_of(known):
-        federation = rebuild(known, scenario or scenario_of(known, trust), trust)
+    with threads_of_a_run(as_begun(known.get("threads"))), shards_of(known):
+        made, strangers = hold_out(scenario or scenario_of(known, trust), known.get("unseen"))
+        federation = rebuild(known, made, trust)
         place.lock.take()
         try:
-            return _go_on(place, federation, known, callbacks)
+            return _go_on(place, federation, known, callbacks, strangers)
         finally:
             place.lock.release()
 
@@ -158,8 +170,8 @@ def extend(
     if rounds <= before:
         raise ValueError(f"the run in '{folder}' has {before} rounds already; say how many in all, so more than that")
     place.check_by_itself()
-    with _threads(known.get("threads")), _shards_of(known):
-        made = scenario or scenario_of(known, trust)
+    with threads_of_a_run(as_begun(known.get("threads"))), shards_of(known):
+        made, strangers = hold_out(scenario or scenario_of(known, trust), known.get("unseen"))
         longer = {**known, "training": {**known["training"], "rounds": rounds}}
         federation = rebuild(longer, made, trust)
         reasons = _depends_on_rounds(federation)
@@ -173,7 +185,7 @@ def extend(
         try:
             place.look(federation)  # all that could be wrong is, before the first byte is changed
             place.reopen(longer, before)
-            return _go_on(place, federation, longer, callbacks)
+            return _go_on(place, federation, longer, callbacks, strangers)
         finally:
             place.lock.release()
 
@@ -185,16 +197,22 @@ def _depends_on_rounds(federation: Federation) -> list[str]:
     return found + (["the scenario depends"] if "rounds" in federation.scenario.origin.get("settings", {}) else [])
 
 
-def _go_on(place: RunFolder, federation: Federation, known: Mapping[str, Any], callbacks: Sequence[Callback]) -> Run:
+def _go_on(
+    place: RunFolder, federation: Federation, known: Mapping[str, Any], callbacks: Sequence[Callback],
+    strangers: Sequence[Client],
+) -> Run:  # fmt: skip
     """The rounds that are left after the last checkpoint of a run on disk."""
     kept = place.restore(federation)
     result = Run(federation, plans=kept.plans, folder=place.folder, earlier=kept.rows)
     result.seconds = kept.more.get("seconds", 0.0)
     result.bytes_up, result.bytes_down = [up for up, _ in kept.moved], [down for _, down in kept.moved]
-    return _finish(result, place, {key: known.get(key) for key in OPTIONS}, callbacks)
+    return _finish(result, place, {key: known.get(key) for key in OPTIONS}, callbacks, strangers)
 
 
-def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], callbacks: Sequence[Callback]) -> Run:
+def _finish(
+    result: Run, folder: RunFolder | None, options: Mapping[str, Any], callbacks: Sequence[Callback],
+    strangers: Sequence[Client],
+) -> Run:  # fmt: skip
     """Run the rounds that are left, and the clients alone where that is wanted; write down what there is to write."""
     federation = result.federation
     start, before = time.perf_counter(), result.seconds
@@ -223,6 +241,7 @@ def _finish(result: Run, folder: RunFolder | None, options: Mapping[str, Any], c
             raise KeyboardInterrupt
         if options["alone"] and federation.method.name != "local" and result.alone is None:
             result.alone = _alone(federation, folder, options)
+        result.joined = let_join(strangers, federation, result.plans[-1][0])
         if folder is not None:
             folder.finish(federation, result.summary, last)
     finally:
@@ -249,7 +268,8 @@ def _alone(federation: Federation, folder: RunFolder | None, options: Mapping[st
     return run(
         federation.scenario, "local", seed=federation.seed, training=federation.training, alone=False, out=out,
         device=str(federation.device), engine=options["engine"], readouts=("received",),
-        clients_at_once=options["clients_at_once"], evaluate_every=federation.training.rounds,
+        threads=torch.get_num_threads(), clients_at_once=options["clients_at_once"],
+        evaluate_every=federation.training.rounds, everyone=federation.terms.everyone,
         checkpoint_every=options["checkpoint_every"],
     )  # fmt: skip
 
@@ -272,28 +292,3 @@ def first_ctrl_c(wanted: bool) -> Iterator[list[int]]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _shards_of(known: Mapping[str, Any]) -> Iterator[None]:
-    """The shards that a run was begun in, over the ranks that there are now."""
-    here, shards = ranks(), known.get("shards")
-    if here is None or shards is None:
-        if here is not None:
-            raise ValueError("this run was begun in one process, without ranks; go on with it in one, without --ranks")
-        with among(None if shards is None else Ranks(shards=shards)):
-            yield
-        return
-    here.over(shards)
-    yield
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """As many threads as the run began with, where there are so many cores: sums may depend on it in the last bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(number or before, max(cores(), before)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
