@@ -131,7 +131,9 @@ def compare(
         target,
     )
     swept = [choice for choice in chosen.values() if choice.among > 1]
-    left_out = [f"left out is {name}: {reason.rstrip('.')}" for name, reason in refused.items()]
+    left_out = [
+        f"left out is {name}: {reason.rstrip('.').removeprefix(f'{name}: ')}" for name, reason in refused.items()
+    ]
     table = replace(table, notes=(*table.notes, *map(str, swept), *left_out))
     told = {"tried": [asdict(one) for one in tried]} if tried else {}
     show(table, form, json, folder=str(folder), chosen={c.method: c.label for c in swept}, **told)

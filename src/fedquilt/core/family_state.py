@@ -19,6 +19,7 @@ from fedquilt.families.layout import Layout
 from fedquilt.interface.client_stack import ClientStack, PaddedSplit, where_public
 from fedquilt.interface.me import each
 from fedquilt.interface.messages import Instructions, UnitValues
+from fedquilt.interface.step_graphs import StepGraphs
 from fedquilt.interface.steps import Do
 from fedquilt.sharing import install
 from fedquilt.tasks import Classification
@@ -44,6 +45,7 @@ class FamilyState:
     loss: Tensor | None = None  # (k,) of those who trained last, their mean over the steps of the last training
     lost: tuple[int, tuple[int, ...]] = (0, ())  # in which round that was, and their places
     scratch: Tensor | None = None  # on a GPU, where chosen clients train: one place, so that graphs can be replayed
+    graphs: StepGraphs = field(default_factory=StepGraphs)  # of what steps compute on a GPU
     tried: bool = False  # whether the model has been seen to take these samples and labels
 
     @cached_property

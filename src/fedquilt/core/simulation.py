@@ -6,6 +6,7 @@ In a simulation it holds all clients, on a device one. The code is the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -159,7 +160,8 @@ class Simulation:
         installed = False
 
         def seen() -> ClientStack:
-            return self.view(family_state, down.ids, rows, down, installed=installed)
+            view = self.view(family_state, down.ids, rows, down, installed=installed)
+            return replace(view, graphs=family_state.graphs)
 
         for number, step in enumerate(self.steps):
             if isinstance(step, Install):
@@ -372,3 +374,4 @@ class Simulation:
             for engine in family_state.engines.values():
                 engine.close()
             family_state.engines.clear()
+            family_state.graphs.clear()

@@ -16,6 +16,7 @@ from fedquilt.families.copies import copy_of
 from fedquilt.families.family import Family
 from fedquilt.families.habits import seeded
 from fedquilt.interface.messages import ClientInfo, Instructions
+from fedquilt.interface.step_graphs import StepGraphs
 from fedquilt.layers.prepare import stackable
 from fedquilt.tasks import Classification, Task
 
@@ -102,6 +103,7 @@ class ClientStack:
     passes: int = 1
     lr: float = 0.0
     task: Task = field(default_factory=Classification)
+    graphs: StepGraphs | None = None  # where what steps compute is captured on a GPU
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedquilt._util.randomness import key_of, mix, streams
+from fedquilt.engines.cuda_graph import captures
 from fedquilt.engines.objective import Batch, Model
 from fedquilt.families.copies import copy_of
 from fedquilt.families.habits import seeded
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from fedquilt.interface.client_stack import ClientStack, PaddedSplit
 
 _DRAW_BITS = 24  # of a hash: as many as a float32 holds
+_OF_A_ROUND = ("lr", "round")  # numbers that are not tensors, and change
 
 
 class Values(Mapping[str, Tensor]):
@@ -109,7 +112,7 @@ class Me:
 
     def number(self, value: float) -> Tensor:
         """A number as a tensor, where the client's tensors are."""
-        return torch.tensor(value, device=self._stream.device)
+        return torch.full((), value, device=self._stream.device)  # made there: a graph holds no copy from elsewhere
 
     def draw(self, purpose: str, *shape: int) -> Tensor:
         """Uniform numbers from 0 to below 1: a function of the seed, the client, the round and the purpose alone."""
@@ -118,6 +121,18 @@ class Me:
         bits = mix(start + torch.arange(1, size + 1, device=self._stream.device)) >> (64 - _DRAW_BITS)
         numbers: Tensor = (bits & (2**_DRAW_BITS - 1)).float() / 2**_DRAW_BITS
         return numbers.view(shape)
+
+
+@dataclass(frozen=True)
+class _Noting(Me):
+    """A client that notes which numbers of the round it is asked for: what follows from them holds in that round."""
+
+    _noted: set[str] = field(default_factory=set, repr=False)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OF_A_ROUND:
+            object.__getattribute__(self, "_noted").add(name)
+        return object.__getattribute__(self, name)
 
 
 def each(
@@ -129,6 +144,7 @@ def each(
     """function(me) for all clients of a stack: what it gives, by name, with the client first; `me.data` is the table's.
 
     Stacked where the engine stacks, else one client after another; then samples come without padding unless `padded`.
+    Where the stack has `graphs`, what comes again is replayed on a GPU.
     """
     layout, device, habits = view.family.layout, view.rows.device, view.family.habits
     keys = np.array([key_of(view.seed, name) for name in view.names], dtype=np.uint64)
@@ -150,22 +166,25 @@ def each(
         of_each["data"] = {"x": table.x.clone(), "y": table.y, "mask": table.mask}  # a model may write on its input
         if table.public is not None:
             of_each["data"]["public"] = table.public
-    offers = {} if view.down is None else {unit: v.to(device) for unit, v in view.down.offers.items()}
+    of_all: dict[str, Any] = {
+        "offers": {} if view.down is None else {unit: v.to(device) for unit, v in view.down.offers.items()},
+        "public": {name: v for name, v in (("x", view.public_x), ("y", view.public_y)) if v is not None},
+    }
 
-    def one(mine: dict[str, Any]) -> dict[str, Tensor]:
+    def one(mine: dict[str, Any], ours: dict[str, Any], make: Callable[..., Me] = Me) -> dict[str, Tensor]:
         parameters, buffers = layout.split(mine["row"])
         module = view.family.evaluator(device)
         if habits.apart:  # what it keeps from call to call is no other client's
             module = copy_of(module)
         return dict(
             function(
-                Me(
+                make(
                     values=Values(layout, mine["row"]),
                     received=Values(layout, mine["received"]),
                     model=Model(module, parameters | buffers),
                     receives=mine["receives"],
                     told=mine["told"],
-                    offers=offers | mine["copies"],
+                    offers=ours["offers"] | mine["copies"],
                     data=Batch(**mine["data"], task=view.task) if "data" in mine else None,
                     samples=mine["samples"],
                     steps=mine["steps"],
@@ -177,20 +196,29 @@ def each(
                     batch=view.batch,
                     classes=view.classes,
                     installed=view.installed,
-                    public=view.public_x,
-                    public_y=view.public_y,
+                    public=ours["public"].get("x"),
+                    public_y=ours["public"].get("y"),
                     _layout=layout,
                     _stream=mine["stream"],
                 )
             )
         )
 
+    def stacked(given: Mapping[str, Any], noted: set[str] | None = None) -> dict[str, Tensor]:
+        make = Me if noted is None else partial(_Noting, _noted=noted)
+        run = vmap(partial(one, make=make), in_dims=(0, None), randomness="different")
+        found: dict[str, Tensor] = run(given["each"], given["all"])
+        return found
+
     with torch.no_grad():
         if view.vectorised and not (view.family.one_by_one or habits.apart or habits.guesses):
             try:
                 with stackable(device):
-                    found: dict[str, Tensor] = vmap(one, randomness="different")(of_each)
-                    return found
+                    if view.graphs is None or not captures(device):
+                        return stacked({"each": of_each, "all": of_all})
+                    numbers = {"lr": view.lr, "round": float(view.round)}
+                    name = (function, view.installed)
+                    return view.graphs.run(name, stacked, {"each": of_each, "all": of_all}, numbers)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # recurrent layers, say, batch over clients while they train but not in eval mode
@@ -201,7 +229,7 @@ def each(
             if table is not None and not padded:
                 mine["data"] = {name: value[: int(table.count[i])] for name, value in mine["data"].items()}
             with seeded(0) if habits.apart or habits.guesses else nullcontext():
-                results.append(one(mine))
+                results.append(one(mine, of_all))
         return {name: torch.stack([result[name] for result in results]) for name in results[0]}
 
 
