@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -48,7 +48,7 @@ class Scenario:
         training: Training | None = None,
         common: GivenCommon | None = None,
         public_test: GivenCommon | None = None,
-        label_names: Sequence[str] = (),
+        label_names: Iterable[object] = (),
         origin: Mapping[str, Any] | None = None,
         task: str | Task | None = None,
     ) -> None:
@@ -69,7 +69,10 @@ class Scenario:
             for client in clients:
                 form_for(held, client)  # which refuses whoever there is none for
             object.__setattr__(self, key, held)
-        object.__setattr__(self, "label_names", tuple(str(n) for n in label_names))
+        if isinstance(label_names, str):
+            raise TypeError(f"scenario '{name}': label_names is a list of texts, one a class, not '{label_names}'")
+        label_names = tuple(str(n) for n in label_names)
+        object.__setattr__(self, "label_names", label_names)
         object.__setattr__(self, "origin", dict(origin or {}))
         if label_names and len(label_names) < self.classes:
             raise ValueError(

@@ -32,5 +32,7 @@ def test_every_adversary_has_tests_and_those_marked_are_what_they_are_said_to_be
     names = re.findall(r"`(tests/deploy/[\w/]+\.py)::", shown)
     slow = {name for name in names if "pytestmark = pytest.mark.deploy" in (ROOT / name).read_text(encoding="utf-8")}
     assert slow
-    unmarked = [part for part in re.split(r"\n- |\n\n", shown) if any(name in part for name in slow) and "°" not in part]
+    unmarked = [
+        part for part in re.split(r"\n- |\n\n", shown) if any(name in part for name in slow) and "°" not in part
+    ]
     assert not unmarked

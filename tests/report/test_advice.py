@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from fedquilt._util.metric import Metric
 from fedquilt.report.advice import VOTE, advise, hopeless
 from fedquilt.report.comparison_data import Group
 from fedquilt.report.read_runs import Floats, RunFiles, Series, Traffic
@@ -98,3 +101,20 @@ def test_only_what_is_surely_far_behind_is_hopeless_and_alone_never_is() -> None
 def test_what_auto_found_is_told(changes: list[str], says: str) -> None:
     race = [group("local", 0.6, 0.6, 0.0), group("auto", 0.8, 0.8, changes=changes)]
     assert advise(race, "phones").sentences[-1].endswith(says)
+
+
+def test_where_less_is_better_the_least_is_advised_and_gains_are_above_0() -> None:
+    metric = Metric("rmse", higher=False, low=0.0)
+    race = [group("local", 1.0, 1.0, 0.0), group("fedavg", 0.8, 0.7), group("auto", 0.6, 0.75, 11.0)]
+    race = [Group(g.name, [replace(run, metric=metric) for run in g.runs]) for g in race]
+    assert set(hopeless(race)) == {"fedavg"}  # a third above the best; clients alone stay
+    assert hopeless(race)["fedavg"] == pytest.approx(0.2)
+    advice = advise(race, "phones", {"ifca": 0.5}, seeds=2)
+    assert advice.method == "auto"
+    told = "\n".join(advice.sentences)
+    assert "clients score rmse 0.75 with it, +0.2 over training alone" in told  # alone is read out as it is: 0.95
+    assert "Lower is better" in told
+    assert "'fedavg', it is -0.05 on test samples" in told
+    assert "'ifca' (0.5 behind)" in told
+    assert "12 of 12 clients over training alone; nobody loses" in told
+    assert "points" not in told

@@ -321,6 +321,18 @@ def test_a_run_with_hardly_anything_in_it(browser: Browser, tmp_path: Path) -> N
     assert browser.complaints == []
 
 
+def test_a_page_of_numbers_has_no_figures_of_classes(browser: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "fedavg", clients=3, rounds=2)
+    (run / "confusion.json").unlink()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    without = [{key: value for key, value in row.items() if key != "f_by_class"} for row in rows]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in without))
+    browser.open(write_page([run], tmp_path / "report.html"), drawn=False)
+    browser.show("client-over-rounds")
+    assert browser.ask("document.querySelectorAll('#client-classes, #client-confusion').length") == 0
+    assert browser.complaints == []
+
+
 def test_500_clients_and_200_rounds_open_in_a_few_seconds(browser: Browser, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", "fedmn", clients=500, rounds=200)  # whose plan changes in every round
     started = time.monotonic()

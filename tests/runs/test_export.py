@@ -77,3 +77,13 @@ def test_on_the_command_line(run: fq.Run, tmp_path: Path, capsys: pytest.Capture
     ):
         assert main(["export", folder, *words]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_a_model_of_numbers_has_a_card_too(tmp_path: Path) -> None:
+    scenario = fq.scenarios.build("diabetes")
+    made = fq.run(scenario, "fedavg", rounds=1, engine="sequential", out=tmp_path / "run")
+    (place,) = fq.export(tmp_path / "run", tmp_path / "out", [scenario.clients[0].name], ["safetensors"])
+    card = json.loads((place / "card.json").read_text())
+    row = made.last_rows("received")[0]
+    assert card["rmse"]["received"]["test"]["rmse"] == row["rmse"]
+    assert "| split | rmse |" in (place / "card.md").read_text()

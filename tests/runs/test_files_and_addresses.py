@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+import fedquilt as fq
 from fedquilt._util.addresses import load_file, taken_apart
 from fedquilt._util.files import write_bytes, write_text, written_whole
 from fedquilt._util.toml import to_toml
@@ -78,3 +81,21 @@ def test_a_models_file_is_run_once_and_may_import_its_neighbours(tmp_path: Path)
         builder(tmp_path, {"builder": "nets.py:small"}, "a")
     with pytest.raises(ValueError, match=r"client 'a': nets_beside\.py has no function 'large'"):
         builder(tmp_path, {"builder": "nets_beside.py:large"}, "a")
+
+
+def test_a_model_whose_module_is_gone_names_it(tmp_path: Path) -> None:
+    (tmp_path / "gone_soon.py").write_text(
+        "from torch import nn\n\n\ndef make() -> nn.Module:\n    return nn.Linear(2, 2)\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        make = importlib.import_module("gone_soon").make
+        data = ([[0.0, 1.0], [1.0, 0.0]], [0, 1])
+        made = fq.Scenario("s", [fq.Client(i, make, data, test=data) for i in "34"], fq.Training(rounds=1))
+        fq.run(made, "fedavg", engine="sequential", alone=False, out=tmp_path / "run")
+        assert isinstance(fq.load_model(tmp_path / "run", 3), nn.Module)  # type: ignore[arg-type]  # as it was named
+    finally:
+        sys.path.remove(str(tmp_path))
+        del sys.modules["gone_soon"]
+    with pytest.raises(ValueError, match="module 'gone_soon' cannot be imported here"):
+        fq.load_model(tmp_path / "run", "3", trust=True)

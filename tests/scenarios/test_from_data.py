@@ -245,3 +245,29 @@ def test_a_hugging_face_data_set_is_a_table_with_named_labels() -> None:
     made = fq.scenario_from(HuggingFace(), clients=3)
     assert made.label_names == ("no", "yes")
     assert made.clients[0].train.x.shape[1] == 2
+
+
+def test_several_columns_are_several_targets(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,left,right,who\n" + "".join(f"{i},{i % 3},{i / 2},{-i},{i % 2}\n" for i in range(40)))
+    made = fq.scenario_from(path, label=["left", "right"], client="who", task="regression")
+    for client in made.clients:
+        for split in (client.train, client.validation, client.test):
+            assert split.x.shape[1:] == (2,)
+            assert torch.equal(split.y, torch.stack([split.x[:, 0] / 2, -split.x[:, 0]], dim=1))
+    run = fq.run(made, "fedavg", rounds=1, engine="sequential", alone=False)
+    assert run.predict("0", made.clients[0].test.x[:3]).shape == (3, 2)
+    with pytest.raises(ValueError, match="did you mean 'left'"):
+        fq.scenario_from(path, label=["lft", "right"], client="who", task="regression")
+    with pytest.raises(ValueError, match="no label is named"):
+        fq.scenario_from(path, label=[], client="who", task="regression")
+    path.write_text("a,left,right\n1,2,up\n2,3,down\n")
+    with pytest.raises(ValueError, match="'right' is none of numbers"):
+        fq.scenario_from(path, label=("left", "right"), clients=1, task="regression")
+
+
+def test_names_of_labels_may_be_an_array() -> None:
+    client = fq.Client("7", lambda: nn.Linear(1, 2), ([[0.0], [1.0]], [0, 1]))
+    assert fq.Scenario("s", [client], label_names=np.array(["no", "yes"])).label_names == ("no", "yes")
+    with pytest.raises(TypeError, match="label_names is a list of texts"):
+        fq.Scenario("s", [client], label_names="no")

@@ -106,9 +106,6 @@ def check_validated(race: Sequence[PlannedRun], folder: Path) -> None:
     import numpy as np
 
     (group,) = grouped(race[:1], folder)
-    metric = group.runs[0].metric
-    if not (metric.higher and metric.percent):
-        raise Refused(f"advice goes by shares such as accuracy, not by {metric.name}; use: fedquilt compare")
     scores = [s.score for (_, split), s in group.runs[0].series.items() if split == "validation"]
     if not any(np.isfinite(each).any() for each in scores):
         raise Refused("advice is chosen on validation samples, and no client has any; put some of its samples aside")

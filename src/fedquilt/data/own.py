@@ -36,11 +36,14 @@ class Samples:
         return len(self.y)
 
 
-def read_samples(source: Any, label: str = "label", client: Any = None, classes: bool | None = None) -> Samples:
+def read_samples(
+    source: Any, label: str | Sequence[str] = "label", client: Any = None, classes: bool | None = None
+) -> Samples:  # fmt: skip
     """Samples of any kind of source; `classes` says whether targets are labels, None: unless some are not whole.
 
-    `label` names the column of the labels in a table, `client` the one that says whose a sample is; beside arrays it is
-    an array of that itself. In a folder every csv or npz file is a client of the file's name.
+    `label` names the column of the labels in a table, or the columns of several targets, `client` the one
+    that says whose a sample is; beside arrays it is an array of that itself. In a folder every csv or npz file is a
+    client of the file's name.
 
     >>> s = read_samples(([[0.5], [1.5], [2.5]], ["cat", "dog", "cat"]), client=[7, 7, 9])
     >>> s.y.tolist(), s.label_names, s.client.tolist()
@@ -53,7 +56,7 @@ def read_samples(source: Any, label: str = "label", client: Any = None, classes:
     if (labels.ndim != 1 and classes) or labels.ndim == 0 or x.ndim == 0 or len(x) != len(labels) or not len(labels):
         raise ValueError(
             f"samples of shape {x.shape} do not go with labels of shape {labels.shape}; give (n, ...) samples and (n,) "
-            "labels, at least one"
+            "labels, at least one, or say task='regression' or 'multilabel' where a sample has several targets"
         )
     if whose is not None and np.shape(whose) != labels.shape[:1]:
         raise ValueError(f"there are {len(labels)} samples, but clients of shape {np.shape(whose)}; give one a sample")
@@ -92,7 +95,7 @@ def numbered(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     return y.astype(np.int64), tuple(str(name) for name in names)
 
 
-def _read(source: Any, label: str, client: Any) -> tuple[Any, Any, Any]:
+def _read(source: Any, label: str | Sequence[str], client: Any) -> tuple[Any, Any, Any]:
     """Samples, labels and clients of a source."""
     if isinstance(source, str | Path):
         return _from_path(Path(source), label, client)
@@ -103,7 +106,7 @@ def _read(source: Any, label: str, client: Any) -> tuple[Any, Any, Any]:
         return _from_columns(columns, label, client, "the data frame")
     if hasattr(source, "features") and hasattr(source, "column_names"):  # of Hugging Face
         columns = {str(name): np.asarray(source[name]) for name in source.column_names}
-        names = getattr(source.features.get(label), "names", None)
+        names = getattr(source.features.get(label), "names", None) if isinstance(label, str) else None
         if names is not None and label in columns:
             columns[label] = np.asarray(names)[columns[label]]
         return _from_columns(columns, label, client, "the data set")
@@ -119,7 +122,7 @@ def _read(source: Any, label: str, client: Any) -> tuple[Any, Any, Any]:
     )
 
 
-def _from_path(path: Path, label: str, client: Any) -> tuple[Any, Any, Any]:
+def _from_path(path: Path, label: str | Sequence[str], client: Any) -> tuple[Any, Any, Any]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in (".csv", ".npz"))
         if not files:
@@ -176,9 +179,10 @@ def _numbers(texts: Sequence[str]) -> NDArray[Any]:
 
 
 def _from_columns(
-    columns: Mapping[str, NDArray[Any]], label: str, client: Any, whose: str
+    columns: Mapping[str, NDArray[Any]], label: str | Sequence[str], client: Any, whose: str
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    named = [label, *([client] if isinstance(client, str) else [])]
+    targets = [label] if isinstance(label, str) else list(label)
+    named = [*targets, *([client] if isinstance(client, str) else [])]
     for name in named:
         if name not in columns:
             raise ValueError(f"{whose}: {did_you_mean(name, columns, 'column')}")
@@ -196,7 +200,14 @@ def _from_columns(
     huge = ~np.isfinite(x).all(axis=0)
     if huge.any():
         raise ValueError(f"{whose}: column '{list(features)[int(huge.argmax())]}' has numbers that float32 cannot hold")
-    return x, columns[label], columns[client] if isinstance(client, str) else client
+    words = [name for name in targets if len(targets) > 1 and columns[name].dtype.kind not in "iufb"]
+    if words or not targets:
+        told = (
+            f"column '{words[0]}' is none of numbers, as several targets have to be" if words else "no label is named"
+        )
+        raise ValueError(f"{whose}: {told}; name one column of labels, or several of numbers")
+    y = columns[targets[0]] if isinstance(label, str) else np.stack([columns[name] for name in targets], axis=1)
+    return x, y, columns[client] if isinstance(client, str) else client
 
 
 def _inputs(x: NDArray[Any]) -> NDArray[Any]:

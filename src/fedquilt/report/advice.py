@@ -1,6 +1,6 @@
 """Which method to use, from runs of several on the same clients and seeds: chosen on validation samples, told by test.
 
-A method answers by the vote where it was read out, else as it declares. The one with the highest mean over clients and
+A method answers by the vote where it was read out, else as it declares. The one with the best mean over clients and
 seeds on validation samples is advised; test samples, which no choice saw, say how good it is, how sure that is, and who
 gains and who loses against training alone.
 """
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fedquilt._util.wording import megabytes, percent
+from fedquilt._util.metric import Metric
+from fedquilt._util.wording import megabytes
 from fedquilt.report.compare import Comparison, MethodRow, compare, pair_up
 from fedquilt.report.comparison_data import Group, final_scores, measured
 from fedquilt.report.read_runs import RunFiles
@@ -22,6 +23,7 @@ from fedquilt.report.statistics import Floats, mean_interval, without_noise
 ADVICE = "advice.json"  # beside the runs of a race: what to make of them
 VOTE, BAR = "vote", "local"
 _HOPELESS, _SURE = 0.02, 0.99  # behind the best by more than so much, at that level
+_FAR = 0.05  # the same as a share of the best, of metrics that are no shares themselves
 _CHEAPER = 0.8  # of the bytes
 _NAMED = 6  # clients and decisions that are named at most
 
@@ -61,9 +63,14 @@ def hopeless(groups: Sequence[Group]) -> dict[str, float]:
     Clients alone are the bar, and stay.
     """
     _, tables = on("validation", groups)
-    best = max(tables, key=lambda name: float(tables[name].mean()))
-    behind = {name: mean_interval(tables[best] - table, _SURE) for name, table in tables.items() if name != best}
-    return {name: gap.mean for name, gap in behind.items() if gap.low > _HOPELESS and name != BAR}
+    metric = groups[0].runs[0].metric
+    way = 1.0 if metric.higher else -1.0
+    best = max(tables, key=lambda name: way * float(tables[name].mean()))
+    far = _HOPELESS if metric.percent else _FAR * abs(float(tables[best].mean()))
+    behind = {
+        name: mean_interval(way * (tables[best] - table), _SURE) for name, table in tables.items() if name != best
+    }
+    return {name: gap.mean for name, gap in behind.items() if gap.low > far and name != BAR}
 
 
 def advise(
@@ -71,28 +78,31 @@ def advise(
 ) -> Advice:  # fmt: skip
     """What to use on a scenario, of what its runs say; `stopped` are the methods that were hopeless, and how far."""
     _, chosen_on = on("validation", groups)
-    order = sorted(chosen_on, key=lambda name: -float(without_noise(chosen_on[name].mean())))
+    metric = groups[0].runs[0].metric
+    way = 1.0 if metric.higher else -1.0
+    order = sorted(chosen_on, key=lambda name: -way * float(without_noise(chosen_on[name].mean())))
     best, others = order[0], order[1:]
     by_name = {group.name: group for group in groups}
     clients, tables = on("test", groups)
     alone = _alone(by_name[BAR].runs, clients) if BAR in by_name else None
     curves = {name: list(measured([group]).curves[name].values()) for name, group in by_name.items()}
-    table = compare(tables, alone=alone, curves=curves, reference=best)
+    table = compare(tables, alone=alone, curves=curves, reference=best, metric=metric)
     rows = {row.name: row for row in table.rows}
     readout = answers_by(by_name[best])
-    gains = None if alone is None else tables[best].mean(1) - alone.mean(1)
+    gains = None if alone is None else way * (tables[best].mean(1) - alone.mean(1))
     sentences = [
         _use(best, readout, len(clients), seeds),
-        _how_good(rows[best]),
+        _how_good(rows[best], metric),
         *([_how_sure(table, best, others[0])] if others else []),
         _cost(rows, best, len(clients)),
-        *([_who(clients, gains)] if gains is not None and best != BAR else []),
+        *([_who(clients, gains, metric)] if gains is not None and best != BAR else []),
         *_level(table, rows, best),
-        *([_stopped(stopped)] if stopped else []),
+        *([_stopped(stopped, metric)] if stopped else []),
         *_found(by_name.get("auto")),
     ]
     facts = {
         "validation": {name: float(chosen_on[name].mean()) for name in order},
+        "metric": metric.told(),
         "test": {name: rows[name].score.mean for name in order},
         "megabytes": {name: rows[name].megabytes for name in order},
         "gains": {} if gains is None else dict(zip(clients, gains.tolist(), strict=True)),
@@ -117,19 +127,31 @@ def _use(best: str, readout: str, clients: int, seeds: int) -> str:
     return f"Use '{best}', and let clients answer by the read-out '{readout}' ({told})."
 
 
-def _how_good(row: MethodRow) -> str:
-    told = f"On test samples, which no choice saw, clients score {percent(row.score.mean)} % with it"
+def _score(value: float, metric: Metric) -> str:
+    """A score with its unit, or with its name where it has none."""
+    return f"{metric.show(value)}{metric.unit}" if metric.percent else f"{metric.name} {metric.show(value)}"
+
+
+def _by(value: float, metric: Metric) -> str:
+    """How much better, above 0 whichever way is better."""
+    return metric.show(value, sign=True) + (" points" if metric.percent else "")
+
+
+def _how_good(row: MethodRow, metric: Metric) -> str:
+    told = f"On test samples, which no choice saw, clients score {_score(row.score.mean, metric)} with it"
     if row.gain is not None:
-        low, high = percent(row.gain.low, sign=True), percent(row.gain.high, sign=True)
-        told += f", {percent(row.gain.mean, sign=True)} points over training alone (95 % interval {low} to {high})"
-    return f"{told}; the worst decile of clients {percent(row.worst_decile)} %."
+        low, high = metric.show(row.gain.low, sign=True), metric.show(row.gain.high, sign=True)
+        told += f", {_by(row.gain.mean, metric)} over training alone (95 % interval {low} to {high})"
+    told += f"; the worst decile of clients {_score(row.worst_decile, metric)}"
+    return f"{told}." if metric.higher else f"{told}. Lower is better, and gains are above 0 where it is lower."
 
 
 def _how_sure(table: Comparison, best: str, second: str) -> str:
     gap = table.difference(best, second)
-    low, high = (percent(end, sign=True) for end in (gap.interval.low, gap.interval.high))
+    metric = table.metric
+    low, high = (metric.show(end, sign=True) for end in (gap.interval.low, gap.interval.high))
     word = "that is real" if gap.real else "which may be chance"
-    told = f"{percent(gap.interval.mean, sign=True)} points on test samples (95 % interval {low} to {high}), {word}"
+    told = f"{_by(gap.interval.mean, metric)} on test samples (95 % interval {low} to {high}), {word}"
     return f"How sure: against the next best on validation samples, '{second}', it is {told}."
 
 
@@ -141,12 +163,12 @@ def _cost(rows: Mapping[str, MethodRow], best: str, clients: int) -> str:
     return told + (f", {mine / usual:.2f} times what FedAvg moves." if usual and best != "fedavg" else ".")
 
 
-def _who(clients: Sequence[str], gains: Floats) -> str:
+def _who(clients: Sequence[str], gains: Floats, metric: Metric) -> str:
     worse = sorted((float(g), c) for g, c in zip(gains, clients, strict=True) if without_noise(g) < 0)
     told = f"Who gains: {int((without_noise(gains) > 0).sum())} of {len(clients)} clients over training alone"
     if not worse:
         return f"{told}; nobody loses."
-    names = ", ".join(f"{client} ({percent(gain, sign=True)})" for gain, client in worse[:_NAMED])
+    names = ", ".join(f"{client} ({metric.show(gain, sign=True)})" for gain, client in worse[:_NAMED])
     more = f" and {len(worse) - _NAMED} more" if len(worse) > _NAMED else ""
     return f"{told}; {len(worse)} {'lose' if len(worse) > 1 else 'loses'}: {names}{more}."
 
@@ -159,12 +181,16 @@ def _level(table: Comparison, rows: Mapping[str, MethodRow], best: str) -> list[
             gap = table.difference(best, row.name)
             if gap.interval.low <= 0:
                 share = f"{100 * row.megabytes / mine:.0f} % of its bytes" if row.megabytes else "no bytes at all"
-                found.append(f"Not clearly behind it, with {share}: '{row.name}' ({percent(row.score.mean)} %).")
+                found.append(
+                    f"Not clearly behind it, with {share}: '{row.name}' ({_score(row.score.mean, table.metric)})."
+                )
     return found
 
 
-def _stopped(stopped: Mapping[str, float]) -> str:
-    told = ", ".join(f"'{name}' ({percent(gap)} points behind)" for name, gap in stopped.items())
+def _stopped(stopped: Mapping[str, float], metric: Metric) -> str:
+    told = ", ".join(
+        f"'{name}' ({metric.show(gap)}{' points' if metric.percent else ''} behind)" for name, gap in stopped.items()
+    )
     return f"Stopped after the first seed, as too far behind on validation samples: {told}."
 
 

@@ -89,6 +89,7 @@ def scenario_data(name: str, runs: Sequence[RunFiles], reference: str | None, ta
         "clients": clients,
         "metric": runs[0].metric.told() | {"heading": runs[0].metric.heading},
         "everyone": len(everyone),
+        "classes": classes > 0 or any(s.f_by_class is not None for run in runs for s in run.series.values()),
         "labels": labels + [str(i) for i in range(len(labels), classes)],
         "methods": [{"name": g.name, "seeds": [r.seed for r in g.runs]} for g in groups],
         "views": [view_data(groups, clients, reading, reference, target) for reading in readings],

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fedquilt._util.files import write_text
+from fedquilt._util.metric import metric_of
 from fedquilt._util.plain_values import python
 from fedquilt._util.suggest import did_you_mean
-from fedquilt._util.wording import percent
 from fedquilt.results import Row, final
 from fedquilt.runs.checkpoint import Damaged, write_tensors
 from fedquilt.runs.folder import ALONE, METRICS, PLANS, SUMMARY, RunFolder
@@ -100,8 +100,13 @@ class _Kept:
         """What is to be said of a client's model."""
         entry, known = self.entries[client], self.settings
         names = known.get("label_names") or []
-        scores = {readout: score for readout in known["readouts"] if (score := _score(self.rows, readout, client))}
-        bar = _score(self.alone, "received", client)
+        metric = metric_of(self.summary)
+        scores = {
+            readout: score
+            for readout in known["readouts"]
+            if (score := _score(self.rows, readout, client, metric.name))
+        }
+        bar = _score(self.alone, "received", client, metric.name)
         return {
             "client": client,
             "trained_on": {
@@ -114,8 +119,9 @@ class _Kept:
             "seed": known["seed"],
             "rounds": self.summary["rounds"],
             "shared_with": self._shared(known["clients"].index(client)),
-            "accuracy": scores,
-            "accuracy_alone": bar,
+            "metric": metric.told(),
+            metric.name: scores,
+            f"{metric.name}_alone": bar,
             "reported": self.summary["readout"],
             "is_what_was_measured": self.method.predicts is None,
             "made_with": known["versions"],
@@ -134,19 +140,19 @@ class _Kept:
         return found
 
 
-def _score(rows: Sequence[Row], readout: str, client: str) -> dict[str, Any]:
-    """A client's last accuracy by split, with how many samples; empty where nothing was measured."""
+def _score(rows: Sequence[Row], readout: str, client: str, lead: str) -> dict[str, Any]:
+    """A client's last score by split, with how many samples; empty where nothing was measured."""
     found = {}
     for split in ("test", "validation"):
         row = final([row for row in rows if row["client"] == client], readout, split).get(client)
-        if row is not None:
-            found[split] = {"accuracy": row["accuracy"], "samples": row["samples"], "round": row["round"]}
+        if row is not None and row.get(lead) is not None:
+            found[split] = {lead: row[lead], "samples": row["samples"], "round": row["round"]}
     return found
 
 
 def in_words(card: Mapping[str, Any]) -> str:
     """A card for people, as Markdown."""
-    on, method = card["trained_on"], card["method"]
+    on, method, metric = card["trained_on"], card["method"], metric_of(card)
     settings = ", ".join(f"{key}={value}" for key, value in method["settings"].items())
     traits = ", ".join(f"{key} {value}" for key, value in on["traits"].items())
     how = f"`{method['name']}`" + (f" ({settings})" if settings else "")
@@ -170,13 +176,14 @@ def in_words(card: Mapping[str, Any]) -> str:
         "",
         "## How good it is",
         "",
-        "| predicting with | split | accuracy % | samples | after round |",
+        f"| predicting with | split | {metric.heading} | samples | after round |",
         "|---|---|---|---|---|",
     ]
-    scores = {**card["accuracy"], **({"alone": card["accuracy_alone"]} if card["accuracy_alone"] else {})}
+    bar = card[f"{metric.name}_alone"]
+    scores = {**card[metric.name], **({"alone": bar} if bar else {})}
     for readout, by_split in scores.items():
         for split, told in by_split.items():
-            cells = (readout, split, percent(told["accuracy"]), str(told["samples"]), str(told["round"]))
+            cells = (readout, split, metric.show(told[metric.name]), str(told["samples"]), str(told["round"]))
             lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
@@ -199,7 +206,9 @@ def _which(card: Mapping[str, Any]) -> str:
             f"The method `{card['method']['name']}` predicts with more than the model here, so none of these scores is "
             "quite the model's own."
         )
-    return told + (" `alone` is the same client trained by itself, as long." if card["accuracy_alone"] else "")
+    return told + (
+        " `alone` is the same client trained by itself, as long." if card[f"{metric_of(card).name}_alone"] else ""
+    )
 
 
 def _names(others: Sequence[str]) -> str:

@@ -155,7 +155,7 @@ def load_model(folder: str | Path, client: str, *, trust: bool = False) -> nn.Mo
     The code of the model is imported, and with it a scenario's own file. From a run directory that you did not make on
     this machine that is refused unless you say `trust=True`.
     """
-    place = Path(folder)
+    place, client = Path(folder), str(client)
     settings, path = read_settings(place), place / MODELS
     try:
         text = path.read_bytes()

@@ -238,6 +238,11 @@ def _find(address: str, trust: bool) -> Any:
         return None
     try:
         return inside(module_of(module, trust), name)
+    except ModuleNotFoundError as error:
+        raise Damaged(
+            f"the model is built by '{address}', and the module '{error.name}' cannot be imported here; install it, or "
+            "put its folder on PYTHONPATH"
+        ) from error
     except ImportError:
         return None
 

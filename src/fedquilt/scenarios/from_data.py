@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ def scenario_from(
     model: AnyModel = None,
     *,
     name: str = "own data",
-    label: str = "label",
+    label: str | Sequence[str] = "label",
     client: Any = None,
     clients: int = 10,
     partition: str | Callable[..., Partition] | Partition = "dirichlet",
@@ -47,12 +47,13 @@ def scenario_from(
 
     `source` is a pair (samples, labels), a data frame, a csv or npz file (arrays `x`, `y` and maybe `client`), a folder
     of such files, one a client, a torch Dataset, or a Hugging Face data set of columns of numbers. `task` says what
-    targets are (see `fedquilt.tasks`); without one, those that are not whole are numbers, others classes. Labels
-    may be texts; images of bytes become numbers up to 1, channel first. `label` and `client` name columns of a
-    table; beside arrays, `client` is an array that says whose each sample is. Where nobody says whose samples are,
-    `partition` deals them out among `clients`: "dirichlet", "iid", a function of (labels, clients, seed), or a
-    partition made ready. Every client's samples are split at random, label by label, by `shares`; windows of one
-    recording overlap, so split those yourself, by `fedquilt.data.time_split`, and make `Client`s.
+    targets are (see `fedquilt.tasks`); without one, those that are not whole are numbers, others classes. Labels may be
+    texts; images of bytes become numbers up to 1, channel first. `label` and `client` name columns of a table,
+    `label=["left", "right"]` several targets at once; beside arrays, `client` is an array that says whose each sample
+    is. Where nobody says whose samples are, `partition` deals them out among `clients`: "dirichlet", "iid", a function
+    of (labels, clients, seed), or a partition made ready. Every client's samples are split at random, label by label,
+    by `shares`; windows of one recording overlap, so split those yourself, by `fedquilt.data.time_split`, and make
+    `Client`s.
 
     `model` builds a network: a function without arguments, or of a sample's shape and the number of classes; without
     one it is a small perceptron. With `standardise` every channel of a client's samples (a column of a table) is

@@ -58,7 +58,7 @@ function confusion() {
     matrix[Math.floor(places[k] / d.classes)][places[k] % d.classes] = counts[k];
   return matrix;
 }
-const oneClient = () => [
+const overRounds = () =>
   figure({
     id: "client-over-rounds",
     title: `${metricName()} over rounds`,
@@ -92,7 +92,8 @@ const oneClient = () => [
       );
       return { head: ["client", "method", "round", metric().name], rows };
     },
-  }),
+  });
+const classMeasures = () =>
   figure({
     id: "client-classes",
     title: "F-measure of each class",
@@ -134,7 +135,8 @@ const oneClient = () => [
       head: ["client", "method", "class", "F-measure"],
       rows: measures().map((v, i) => [scenario().clients[state.client], methodNames()[state.detail], labelName(i), v]),
     }),
-  }),
+  });
+const classConfusion = () =>
   figure({
     id: "client-confusion",
     title: "Confusion",
@@ -195,5 +197,6 @@ const oneClient = () => [
       );
       return { head: ["client", "method", "true", "predicted", "samples"], rows };
     },
-  }),
-];
+  });
+// where there are no classes nothing can be taken for another
+const oneClient = () => [overRounds(), ...(scenario().classes ? [classMeasures(), classConfusion()] : [])];
