@@ -26,7 +26,7 @@ from fedquilt.deploy.server.coordinator import lead, make_federation
 from fedquilt.deploy.server.declarations import declare
 from fedquilt.deploy.server.remote_clients import NoQuorum, remote
 from fedquilt.deploy.transport.transport import Answer
-from fedquilt.deploy.transport.wire import unpack
+from fedquilt.deploy.transport.wire import pack, unpack
 from fedquilt.runs.rebuilding import make_method
 from fedquilt.runs.run import run
 from fedquilt.secure import SecureSums, masks, shamir
@@ -174,6 +174,26 @@ def test_a_question_that_comes_again_is_not_answered(tmp_path: Path) -> None:
         for letter in post.down[name]:
             if phase_of(letter) in ("shares", "masked", "unmask"):
                 assert unpack(device.handle(letter))[1]["code"] == "unsafe-sum"
+
+
+@pytest.mark.parametrize("bad", ["another's", "zero", "one twice"])
+def test_keys_that_spoil_the_others_questions_cost_their_client_alone(tmp_path: Path, bad: str) -> None:
+    """With such keys each neighbour would refuse to go on, and the liar alone would be left."""
+    of, post = deployed(tmp_path / "fed")
+
+    def lie(client: str, round_: int, letter: bytes, device: Device) -> Answer | None:
+        if client != "client-3" or phase_of(letter) != "round":
+            return None
+        arrays, text = unpack(device.handle(letter))
+        own = arrays["keys/0"]
+        others = unpack(post.up["client-0"][-1])[0]["keys/0"]
+        key = {"another's": others, "zero": np.zeros_like(own), "one twice": np.tile(own[:, :32], 2)}[bad]
+        return Answer(client, pack({"keys/0": key}, text))
+
+    post.accident = lie
+    of.step()
+    assert remote(of).left_out == {"client-3": {"bad-keys": 1}}
+    same_values(of, without((3,)))
 
 
 def test_numbers_beyond_the_range_stay_on_their_device(tmp_path: Path) -> None:

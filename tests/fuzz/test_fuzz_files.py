@@ -8,7 +8,7 @@ import struct
 import tarfile
 import zipfile
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,7 @@ def npz() -> bytes:
     return file.getvalue()
 
 
+@cache  # its file has a time
 def zipped() -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -169,6 +170,7 @@ def zipped() -> bytes:
     return file.getvalue()
 
 
+@cache
 def tarred() -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz") as tar:

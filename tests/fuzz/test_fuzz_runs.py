@@ -108,6 +108,8 @@ def test_a_finished_run_is_read_as_it_was_or_refused(
         there = read_run(whole)
         assert all((found.series[key].score == there.series[key].score).all() for key in there.series)
         assert found.summary == there.summary
+        if name == "checksums.json":  # blanks in it say nothing
+            changed = json.loads((folder / name).read_text()) != json.loads((whole / name).read_text())
         assert not changed or name.startswith(("checkpoint", "models")), f"a change of {name} was not noticed"
     model, refused = attempt(lambda: fq.load_model(folder, "c1"))
     if model is None:
@@ -121,6 +123,7 @@ def test_a_finished_run_is_read_as_it_was_or_refused(
 @pytest.mark.parametrize(
     ("old", "new"),
     [("checkpoint_every = 2", "checkpoint_every = 0"), ("checkpoint_every = 2", "checkpoint_every = []"),
+     ("checkpoint_every = 2", ""), ("alone = false", "alome = false"),
      ("alone = false", "alone = {}"), ("threads = ", "threads = -"), ("threads = ", 'threads = "a" # '),
      ("seed = 0", "seed = 1e9"), ('engine = "sequential"', "engine = 3"), ("rounds = 4", "rounds = nan"),
      ("[training]", "[training]\nx = " + "[" * 3000)],

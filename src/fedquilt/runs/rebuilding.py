@@ -96,3 +96,11 @@ def rebuild(known: Mapping[str, Any], scenario: Scenario, trust: bool = False) -
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"run.toml does not say what it should ({error!r}); it was left as it is") from error
+
+
+def options_of(known: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """How a run is done, as its `run.toml` says; only how many clients train at once may be left unsaid."""
+    for name in names:
+        if name not in known and name != "clients_at_once":
+            raise Damaged(f"run.toml does not say {name}; it was left as it is")
+    return {name: known.get(name) for name in names}

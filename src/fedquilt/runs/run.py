@@ -29,7 +29,7 @@ from fedquilt.readouts import Readout
 from fedquilt.runs.folder import METRICS, RunFolder
 from fedquilt.runs.newcomers import hold_out
 from fedquilt.runs.other_ranks import folder_of, shards_of
-from fedquilt.runs.rebuilding import make_method, make_readouts, rebuild, scenario_of
+from fedquilt.runs.rebuilding import make_method, make_readouts, options_of, rebuild, scenario_of
 from fedquilt.runs.result import Run
 from fedquilt.runs.rule_texts import rule_to
 from fedquilt.runs.unseen import let_join
@@ -202,11 +202,12 @@ def _go_on(
     strangers: Sequence[Client],
 ) -> Run:  # fmt: skip
     """The rounds that are left after the last checkpoint of a run on disk."""
+    options = options_of(known, OPTIONS)
     kept = place.restore(federation)
     result = Run(federation, plans=kept.plans, folder=place.folder, earlier=kept.rows)
     result.seconds = kept.more.get("seconds", 0.0)
     result.bytes_up, result.bytes_down = [up for up, _ in kept.moved], [down for _, down in kept.moved]
-    return _finish(result, place, {key: known.get(key) for key in OPTIONS}, callbacks, strangers)
+    return _finish(result, place, options, callbacks, strangers)
 
 
 def _finish(

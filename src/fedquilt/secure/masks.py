@@ -47,6 +47,19 @@ class KeyPair:
         return derive(self._private.exchange(X25519PublicKey.from_public_bytes(public)), purpose)
 
 
+def usable(public: bytes) -> bool:
+    """Whether keys can be agreed on with a public key: with some, nobody comes to a secret.
+
+    >>> usable(bytes(PUBLIC)), usable(KeyPair(b"seed").public)
+    (False, True)
+    """
+    try:
+        KeyPair(b"").agreed(public, b"trial")
+    except ValueError:
+        return False
+    return True
+
+
 def stream(key: bytes, count: int, dtype: np.dtype[Any]) -> Whole:
     """(count,) whole numbers drawn by a key, each as likely as any other."""
     drawn = Cipher(algorithms.ChaCha20(key, _NONCE), mode=None).encryptor().update(bytes(count * dtype.itemsize))

@@ -49,6 +49,7 @@ class SecureExchange:
         self.planned = circles(server, asked)
         self.own = {number: [c for c in self.planned if number in c.members] for number in asked}
         self.keys: dict[int, list[bytes]] = {}
+        self._public: set[bytes] = set()  # all of them one by one
 
     def told(self, number: int) -> list[dict[str, Any]]:
         """What a client is told of its circles, in the round's letter."""
@@ -63,7 +64,12 @@ class SecureExchange:
         expected = [f"keys/{at}" for at in range(len(self.own[number]))]
         if set(arrays) != set(expected):
             raise Refused("unknown-unit" if set(arrays) - set(expected) else "missing-unit")
-        self.keys[number] = [read_bytes(arrays[name], [0], 2 * masks.PUBLIC)[0] for name in expected]
+        found = [read_bytes(arrays[name], [0], 2 * masks.PUBLIC)[0] for name in expected]
+        new = [half for key in found for half in (key[: masks.PUBLIC], key[masks.PUBLIC :])]
+        # the others would answer no question about such keys, and be left out in its place
+        if len(set(new) | self._public) < len(new) + len(self._public) or not all(map(masks.usable, new)):
+            raise Refused("bad-keys")
+        self.keys[number], self._public = found, self._public | set(new)
 
     def over(self, codes: Iterable[str]) -> bool:
         """Whether clients said that their numbers of this round left before, with noise in shares: then the round was
