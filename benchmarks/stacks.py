@@ -4,7 +4,7 @@ Each model trains one round of FedAvg with each engine; a line of JSON is writte
 already are not measured again. Run it with
 
     python benchmarks/stacks.py                        # CPU: sequential, parallel, vectorised, auto
-    python benchmarks/stacks.py --device cuda          # a GPU: sequential, vectorised, auto
+    python benchmarks/stacks.py --device cuda          # a GPU: sequential, captured, vectorised, auto
     python benchmarks/stacks.py --table                # the table of the docs from what was measured
 """
 
@@ -31,7 +31,7 @@ from fedquilt.models.recurrent import LSTM
 
 ENGINES = {
     "cpu": ("sequential", "parallel", "vectorised", "auto"),
-    "cuda": ("sequential", "vectorised", "auto"),
+    "cuda": ("sequential", "captured", "vectorised", "auto"),
 }
 ROUNDS = {"cpu": 2, "cuda": 5}
 

@@ -177,7 +177,8 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so_once() -> None:
 
 
 def test_what_cannot_be_stacked_falls_back() -> None:
-    with pytest.warns(RuntimeWarning, match="cannot be stacked, so it is trained with the engine 'captured'"):
+    stacked, captured = "cannot be stacked, so it is trained with the engine 'captured'", "a step cannot be captured"
+    with pytest.warns(RuntimeWarning, match=stacked), pytest.warns(RuntimeWarning, match=captured):
         federated = trained(points(Picky))
     assert federated.simulation.engines == ["captured"]
 

@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from deploy_help import lines, processes_of, row_key
 from hostile import WAYS
 from test_deploy_endurance import Machines, cut_power, descendants
@@ -407,6 +408,7 @@ class Soak:
 
 def replay(method: str, seed: int, took: dict[int, set[str]]) -> dict[tuple[int, str, str, str], float]:
     """Every client's accuracies in a simulation in which these clients take part in each round."""
+    torch.set_num_threads(1)  # as devices have: with more, products are added up in another order
     scenario = build("digits", clients=CLIENTS)
     numbers = {client.name: number for number, client in enumerate(scenario.clients)}
     training = scenario.training.but({"rounds": len(took)})
