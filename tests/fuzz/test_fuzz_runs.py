@@ -140,3 +140,12 @@ def test_a_setting_of_nonsense_is_refused_before_any_round(
     assert gone_on is None
     assert refused
     assert {path: path.read_bytes() for path in folder.rglob("*.jsonl")} == before
+
+
+def test_a_run_from_before_a_setting_was_there_goes_on(made: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made[1], tmp_path / "run"))
+    text = (folder / "run.toml").read_text()
+    assert "unseen = 0\n" in text
+    (folder / "run.toml").write_text(text.replace("unseen = 0\n", ""))
+    fq.resume(folder, build())
+    assert contents(folder) == made[2]

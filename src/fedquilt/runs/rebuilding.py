@@ -99,8 +99,8 @@ def rebuild(known: Mapping[str, Any], scenario: Scenario, trust: bool = False) -
 
 
 def options_of(known: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """How a run is done, as its `run.toml` says; only how many clients train at once may be left unsaid."""
-    for name in names:
-        if name not in known and name != "clients_at_once":
+    """How a run is done, as its `run.toml` says; settings that runs of earlier versions do not have may be unsaid."""
+    for name in ("checkpoint_every", "alone"):
+        if name not in known:
             raise Damaged(f"run.toml does not say {name}; it was left as it is")
     return {name: known.get(name) for name in names}
