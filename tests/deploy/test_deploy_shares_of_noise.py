@@ -19,6 +19,7 @@ from fedquilt.core.federation import Federation
 from fedquilt.deploy.device.device import Device
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.project import Address, Project, Rounds
+from fedquilt.deploy.server.agreement import make_terms
 from fedquilt.deploy.server.coordinator import lead, make_federation
 from fedquilt.deploy.server.declarations import declare
 from fedquilt.deploy.server.remote_clients import remote
@@ -53,6 +54,15 @@ def simulated(**dp: Any) -> Federation:
         scenario(), FedAvg(), training, device="cpu", engine="sequential", privacy=fq.Privacy(**NOISE | dp),
         secure=SecureSums(),
     )  # fmt: skip
+
+
+def test_without_secure_sums_it_is_refused_when_the_run_is_asked_for(tmp_path: Path) -> None:
+    """The command says so, before anybody is asked anything."""
+    project = create_from_scenario(tmp_path, scenario(), Address())
+    with pytest.raises(ValueError, match="needs secure sums: add --secure-sums"):
+        make_terms(project, {**SPEC, "dp": NOISE})
+    with pytest.raises(ValueError, match=r"take dp\.level=distributed"):
+        make_terms(made(tmp_path / "secure"), {**SPEC, "dp": {"epsilon": 8}})
 
 
 def flat(of: Federation) -> torch.Tensor:

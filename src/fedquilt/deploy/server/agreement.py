@@ -9,6 +9,7 @@ from torch import nn
 
 from fedquilt._util.toml import values_of
 from fedquilt.core.privacy_rules import check_method, uses
+from fedquilt.core.secure_round import check
 from fedquilt.core.terms import Terms
 from fedquilt.deploy.device.client_folder import builder
 from fedquilt.deploy.held import read_common
@@ -39,10 +40,12 @@ def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
     files = (project.spec.common, project.spec.public_test)
     common, public_test = (read_common(project.folder / file) if file else None for file in files)
     privacy, secure = Privacy.of(spec.get("dp")), project.secure
+    rule = rule_from(spec.get("merge") or {"name": "mean"})
+    check(secure, method, rule, privacy, ranked=False)
     if privacy is not None:
         if project.transfer.dtype != "float32":
             raise ValueError("dp: [transfer] dtype=float16 rounds updates after they were clipped; set it to float32")
-        check_method(privacy, method, method.local(), rule_from(spec.get("merge") or {"name": "mean"}), training, ())
+        check_method(privacy, method, method.local(), rule, training, ())
         privacy = found(privacy, uses(privacy, training, method.local()), training.rounds)
     seed = spec.get("seed", 0)
     return Terms(method, training, project.spec.classes, seed, common, public_test, privacy, task, secure)
