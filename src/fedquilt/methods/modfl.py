@@ -94,12 +94,10 @@ class ModFL(Method):
         if self.cohorts is not None or FOUND not in self.by.values():
             return Install(), Train()
         reports = tuple(LOOK + pattern for pattern in self._sought)
-        return Install(), Do(self._look, data="train", reports=reports), Train()
+        return Install(), Do(self._look, data="train", reports=reports, told=LOOK), Train()
 
     def _look(self, me: Me) -> Mapping[str, Tensor]:
-        """Which way each module that cohorts are sought for is pulled, if the server asks."""
-        if LOOK not in me.told:
-            return {}
+        """Which way each module that cohorts are sought for is pulled, where the server asks."""
         modules = {p: [unit for unit in me.values if self._pattern(unit) == p] for p in self._sought}
         return {LOOK + p: finding.directions(me, units, p) for p, units in modules.items() if units}
 
@@ -118,18 +116,17 @@ class ModFL(Method):
     def learn(self, state: State, updates: Updates, roster: Roster) -> State:
         if not self._sought:
             return state
-        known, due = dict(state["known"]), self._due(updates.round)
-        for pattern in self._sought:
+        due, known = self._due(updates.round), {}
+        for pattern, now in state["known"].items():
             tasks = self._tasks(roster, pattern)
+            if self.by[pattern] == FOUND and self.cohorts is None:
+                now = finding.by_directions(now, tasks, updates, LOOK + pattern, roster.samples)
             if self.by[pattern] == FOUND:
-                if self.cohorts is None:
-                    known[pattern] = finding.by_directions(
-                        known[pattern], tasks, updates, LOOK + pattern, roster.samples
-                    )
-                known[pattern] = finding.by_updates(known[pattern], tasks, updates, due, self.cohorts, self.hysteresis)
+                now = finding.by_updates(now, tasks, updates, due, self.cohorts, self.hysteresis)
             elif due and updates.ups:
                 answers = updates.probabilities(roster.needed_common("modfl: circles by affinity compare models"))
-                known[pattern] = finding.by_affinity(known[pattern], tasks, *answers, self.linkage)
+                now = finding.by_affinity(now, tasks, *answers, self.linkage)
+            known[pattern] = now
         return {"round": updates.round, "known": known}
 
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
@@ -138,11 +135,10 @@ class ModFL(Method):
         known = {}
         for pattern, of_others in state["known"].items():
             tasks = self._tasks(roster, pattern)
-            known[pattern] = finding.with_newcomer(of_others, tasks)
+            now = finding.with_newcomer(of_others, tasks)
             if self.by[pattern] == FOUND and updates.ups:
-                known[pattern] = finding.by_updates(
-                    known[pattern], tasks, updates, False, self.cohorts, self.hysteresis
-                )
+                now = finding.by_updates(now, tasks, updates, False, self.cohorts, self.hysteresis)
+            known[pattern] = now
         return {**state, "known": known}
 
     def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
