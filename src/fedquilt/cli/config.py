@@ -217,16 +217,18 @@ def _read(path: Path) -> dict[str, Any]:
 def _address(path: Path, scenario: Mapping[str, Any], trust: bool) -> str:
     """A scenario's name, or its file, which is looked for from the configuration's own folder."""
     from fedquilt._util.trust import check_file
-    from fedquilt.scenarios.own import split_address
+    from fedquilt.scenarios.own import data_at, split_address
 
-    told = scenario.get("name") or scenario.get("file")
+    told = scenario.get("name") or scenario.get("file") or scenario.get("data")
     if told is None:
         title = scenario.get("title", "a scenario")
         raise Refused(
             f"{path}: '{title}' was made by code and has no name; put that code into a function of a file, and write "
             'scenario = "path/to/file.py:function"'
         )
-    place = split_address(str(told))
+    place, samples = split_address(str(told)), data_at(str(told))
+    if samples is not None:
+        return str(path.parent / samples)
     if place is None:
         return str(told)
     file = path.parent / place[0]

@@ -9,7 +9,7 @@ import typer
 from fedquilt.cli.output import Refused
 
 Scenario = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="A name (fedquilt list scenarios), or path/to/file.py:function.")
+    str, typer.Argument(metavar="SCENARIO", help="A name (fedquilt list scenarios), file.py:function, or a csv or npz.")
 ]
 MethodName = Annotated[
     str | None, typer.Argument(metavar="METHOD", help="A name (fedquilt list methods), or path/to/file.py:Class.")
@@ -18,7 +18,7 @@ ScenarioOrConfig = Annotated[
     str,
     typer.Argument(
         metavar="SCENARIO",
-        help="A name (fedquilt list scenarios), path/to/file.py:function, or a run as .toml or .yaml.",
+        help="A name (fedquilt list scenarios), file.py:function, a csv or npz, or a run as .toml or .yaml.",
     ),
 ]
 Methods = Annotated[

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +15,16 @@ from fedquilt._util.wording import finite
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def working(on: str) -> Iterator[None]:
+    """Say on a terminal what is being done while nothing can be shown yet."""
+    if not err.is_terminal:
+        yield
+        return
+    with err.status(on):
+        yield
 
 
 class Refused(ValueError):

@@ -12,7 +12,7 @@ import typer
 from fedquilt._util.suggest import did_you_mean
 from fedquilt.cli import options as opt
 from fedquilt.cli.config import ENDINGS, Config, read_config
-from fedquilt.cli.output import Refused, note, out, print_json
+from fedquilt.cli.output import Refused, note, out, print_json, working
 from fedquilt.cli.progress import Outcome, ProgressBoard
 from fedquilt.cli.ranks import Ranks, launch, needs_launch, ranks_joined
 from fedquilt.cli.request import Choices, take_request
@@ -82,10 +82,12 @@ def run(
         at["evaluate_every"], (at["seed"],), at["attack"], secure_sums, at["threads"], at["everyone"],
         at["unseen"],
     )  # fmt: skip
-    order = take_request(scenario, [str(method)], choices) if config is None else config.request(choices)
+    with working("importing PyTorch ..."):
+        order = take_request(scenario, [str(method)], choices) if config is None else config.request(choices)
     opt.check_checkpoints(at["checkpoint_every"])
     built_with = config.scenario_seed if config is not None and "seed" not in said else None
-    made, name = order.scenario(at["seed"] if built_with is None else built_with), order.methods[0].name
+    with working(f"building the clients of {scenario} ..."):
+        made, name = order.scenario(at["seed"] if built_with is None else built_with), order.methods[0].name
     with ranks_joined() as here:
         folder = here.same(at["out_dir"] or fresh_folder(made.name, name)) if keep else None
         more = trackers(track if here.first else None, folder, f"{made.name} {name} seed {at['seed']}")

@@ -1,9 +1,10 @@
-"""A scenario by name, or a function of the user's own: `path/to/file.py:function`."""
+"""A scenario by name, a function of the user's own, `path/to/file.py:function`, or samples, `path/to/file.csv`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedquilt._util.suggest import did_you_mean
@@ -26,16 +27,20 @@ class Source:
     @property
     def address(self) -> str:
         """What finds it again, from anywhere."""
-        from fedquilt.scenarios.own import split_address
+        from fedquilt.scenarios.own import data_at, split_address
 
-        place = split_address(self.name)
+        place, samples = split_address(self.name), data_at(self.name)
+        if samples is not None:
+            return str(samples.resolve())
         return self.name if place is None else f"{place[0].resolve()}:{place[1]}"
 
     def build(self, seed: int, settings: Mapping[str, Any]) -> Scenario:
         """Build it; its `origin` says how to build it again."""
         from fedquilt.scenarios import build
-        from fedquilt.scenarios.own import from_file
+        from fedquilt.scenarios.own import data_at, from_file
 
+        if data_at(self.name) is not None:
+            return self.builder(seed=seed, **settings)
         return from_file(self.name, seed, settings) if self.own else build(self.name, seed, **settings)
 
 
@@ -50,11 +55,16 @@ def find(name: str) -> Source:
     fedquilt.cli.output.Refused: there is no scenario 'digitz'; did you mean 'digits'?
     """
     from fedquilt.scenarios import SCENARIOS
-    from fedquilt.scenarios.own import function_of, split_address
+    from fedquilt.scenarios.own import data_at, from_data, function_of, split_address
 
     place = split_address(name)
     if place is not None:
         return Source(name, function_of(*place), own=True)
+    samples = data_at(name)
+    if samples is not None:
+        if not samples.exists():
+            raise Refused(f"there is no file {samples}; give a scenario's name, a csv or npz file, or file.py:function")
+        return Source(name, partial(from_data, samples))
     if name not in SCENARIOS:
         raise Refused(did_you_mean(name, SCENARIOS, "scenario"))
     return Source(name, SCENARIOS[name])

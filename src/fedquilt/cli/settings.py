@@ -14,6 +14,7 @@ import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedquilt._util.suggest import did_you_mean
@@ -74,7 +75,7 @@ def spec_of(thing: Callable[..., Any]) -> SettingSpec:
     """
     named = settings_of(thing)
     try:
-        told = get_type_hints(thing)
+        told = get_type_hints(thing.func if isinstance(thing, partial) else thing)
     except (NameError, TypeError):  # a user's annotations may name what is not there when the program runs
         told = {}
     defaults = {key: default for key, default in named.items() if default is not inspect.Parameter.empty}

@@ -185,7 +185,8 @@ def _from_columns(
     named = [*targets, *([client] if isinstance(client, str) else [])]
     for name in named:
         if name not in columns:
-            raise ValueError(f"{whose}: {did_you_mean(name, columns, 'column')}")
+            key = "label" if name in targets else "client"
+            raise ValueError(f"{whose}: {did_you_mean(name, columns, 'column')}; name it by {key}=...")
     features = {name: values for name, values in columns.items() if name not in named}
     texts = [name for name, values in features.items() if values.dtype.kind not in "iufb"]
     if texts:

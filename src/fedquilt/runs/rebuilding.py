@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 from fedquilt import scenarios
@@ -19,7 +20,7 @@ from fedquilt.runs.checkpoint import Damaged
 from fedquilt.runs.rule_texts import attack_from, rule_from
 from fedquilt.runs.settings import method_from, training_from
 from fedquilt.scenario import Scenario
-from fedquilt.scenarios.own import from_file, split_address
+from fedquilt.scenarios.own import from_data, from_file, split_address
 from fedquilt.secure import SecureSums
 
 
@@ -69,6 +70,8 @@ def scenario_of(known: Mapping[str, Any], trust: bool = False) -> Scenario:
         if place is not None:
             check_file(place[0], trust)
         return from_file(origin["file"], origin["seed"], settings)
+    if "data" in origin:
+        return from_data(Path(origin["data"]), origin["seed"], **settings)
     raise ValueError(
         f"the run of '{origin.get('title', 'a scenario')}' does not say how its clients were made; give them, in "
         "Python, as `scenario=...` of fedquilt.resume or extend; on the command line name clients by file.py:function"

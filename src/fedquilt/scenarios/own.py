@@ -1,4 +1,4 @@
-"""Scenarios from a file of the user's own: `path/to/file.py:function`."""
+"""Scenarios from a file of the user's own: `path/to/file.py:function`, or a table of samples, `path/to/file.csv`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fedquilt._util.addresses import load_file
 from fedquilt._util.plain_values import python, whole
 from fedquilt._util.suggest import did_you_mean
 from fedquilt.scenario import Scenario
+from fedquilt.scenarios.from_data import scenario_from
 from fedquilt.scenarios.registry import Builder
 
 
@@ -27,6 +28,40 @@ def split_address(text: str) -> tuple[Path, str] | None:
     if not colon or "/" in function or "\\" in function:
         path, function = text, "build"
     return (Path(path), function) if path.endswith(".py") else None
+
+
+def data_at(text: str) -> Path | None:
+    """The csv or npz file, or the folder of them, that a text names; None where it names none.
+
+    >>> data_at("visits.csv")
+    PosixPath('visits.csv')
+    >>> data_at("digits") is None
+    True
+    """
+    path = Path(text)
+    return path if path.suffix.lower() in (".csv", ".npz") or ("/" in text and path.is_dir()) else None
+
+
+def from_data(
+    path: Path,
+    seed: int = 0,
+    label: tuple[str, ...] = ("label",),
+    client: str | None = None,
+    clients: int = 10,
+    partition: str = "dirichlet",
+    standardise: bool = False,
+    task: str | None = None,
+) -> Scenario:
+    """The scenario of samples in a file or a folder, as `scenario_from` makes it; its `origin` says how it was made."""
+    settings: dict[str, Any] = {
+        "label": label, "client": client, "clients": clients, "partition": partition, "standardise": standardise,
+        "task": task,
+    }  # fmt: skip
+    made = scenario_from(
+        path, name=path.stem, seed=seed, **{**settings, "label": label[0] if len(label) == 1 else label}
+    )  # fmt: skip
+    kept = {key: value for key, value in settings.items() if value is not None}
+    return replace(made, origin={"data": str(path.resolve()), "seed": seed, "settings": kept})
 
 
 def function_of(path: Path, function: str) -> Builder:

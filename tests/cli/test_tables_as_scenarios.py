@@ -1,0 +1,91 @@
+"""A csv, an npz or a folder of them in the place of a scenario: run, repeated, extended, compared, refused."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedquilt as fq
+from fedquilt.cli import main
+
+SAID = ["--set", "label=outcome", "client=hospital", "standardise=true", "lr=0.1", "--engine", "sequential"]
+
+
+@pytest.fixture(autouse=True)
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    lines = ["age,pulse,hospital,outcome"]
+    for visit in range(120):
+        age, pulse = draw.normal(size=2)
+        lines.append(f"{50 + 10 * age:.1f},{60 + pulse:.1f},{visit % 3},{'ill' if age + pulse > 0 else 'well'}")
+    Path("visits.csv").write_text("\n".join(lines) + "\n")
+    return Path("visits.csv")
+
+
+def test_a_run_of_a_table_is_that_of_its_scenario_and_can_be_repeated_and_extended() -> None:
+    assert main(["run", "visits.csv", "fedavg", *SAID, "--rounds", "2", "--no-alone", "--out", "r"]) == 0
+    made = fq.scenario_from("visits.csv", label="outcome", client="hospital", standardise=True)
+    run = fq.run(made, "fedavg", rounds=2, training={"lr": 0.1}, engine="sequential", alone=False)
+    rows = [json.loads(line) for line in Path("r/metrics.jsonl").read_text().splitlines()]
+    assert rows == json.loads(json.dumps(run.rows))
+    assert tomllib.loads(Path("r/run.toml").read_text())["scenario"]["title"] == "visits"
+    Path("elsewhere").mkdir()
+    assert main(["run", "r/run.toml", "--out", "again"]) == 0
+    assert Path("again/metrics.jsonl").read_bytes() == Path("r/metrics.jsonl").read_bytes()
+    assert main(["extend", "r", "--rounds", "3"]) == 0
+    assert len(fq.load_model("r", "1").state_dict()) == 4
+
+
+def test_a_table_that_changed_is_refused(table: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "visits.csv", "fedavg", *SAID, "--rounds", "1", "--no-alone", "--out", "r"]) == 0
+    table.write_text(table.read_text() + "50.0,60.0,1,ill\n")
+    assert main(["extend", "r", "--rounds", "2"]) == 2
+    assert "are not those that 'r' was run on" in capfd.readouterr().err
+
+
+def test_it_is_compared_and_read_from_a_configuration_beside_it(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "visits.csv", "fedavg", *SAID, "--rounds", "1", "--jobs", "1", "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["folder"] == "runs/compare-visits"
+    assert told["methods"][0]["clients"] == 3
+    Path("sub").mkdir()
+    Path("visits.csv").rename("sub/visits.csv")
+    Path("sub/mine.toml").write_text(
+        'scenario = {name = "visits.csv", settings = {label = ["outcome"], client = "hospital"}}\nmethod = "fedavg"\n'
+        'rounds = 1\nalone = false\nengine = "sequential"\nout = "kept"\n'
+    )
+    assert main(["run", "sub/mine.toml"]) == 0
+
+
+def test_folders_and_several_targets() -> None:
+    Path("towns").mkdir()
+    for town in ("a", "b"):
+        lines = "".join(f"{i},{i / 2},{-i}\n" for i in range(20))
+        Path(f"towns/{town}.csv").write_text("size,left,right\n" + lines)
+    said = ["--set", "label=left,right", "task=regression", "--rounds", "1", "--engine", "sequential", "--no-alone"]
+    assert main(["run", "./towns", "fedavg", *said, "--out", "r"]) == 0
+    known = tomllib.loads(Path("r/run.toml").read_text())
+    assert known["clients"] == ["a", "b"]
+    assert known["task"]["kind"] == "regression"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["missing.csv", "fedavg"], "there is no file missing.csv"),
+        (["visits.csv", "fedavg"], "no column 'label'; there are age, pulse, hospital, outcome; name it by label=..."),
+        (["visits.csv", "fedavg", "--set", "label=outcom"], "did you mean 'outcome'"),
+        (["visits.csv", "fedavg", "--set", "label=outcome", "client=hspital"], "did you mean 'hospital'"),
+        (["visits.csv", "fedavg", "--set", "labels=outcome"], "did you mean 'label'"),
+    ],
+)
+def test_what_is_wrong_is_said(words: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *words, "--no-keep"]) == 2
+    said = capfd.readouterr().err
+    assert told in said
+    assert "Traceback" not in said
