@@ -42,6 +42,10 @@ Jobs = Annotated[
 ]
 
 
+Devices = Annotated[
+    str | None,
+    typer.Option("--devices", metavar="N,...", help="Numbers of the GPUs to share the runs out to, one on each."),
+]
 AlsoMethods = Annotated[
     str | None, typer.Option("--methods", metavar="NAME,...", help="The same as METHOD..., with commas; or all.")
 ]
@@ -74,6 +78,7 @@ def compare(
     target: Target = None,
     to: Out = None,
     jobs: Jobs = None,
+    devices: Devices = None,
     checkpoint_every: opt.Checkpoints = 5,
     watch: opt.Watch = None,
     form: Format = "text",
@@ -107,6 +112,7 @@ def compare(
         raise Refused(did_you_mean(reference, names, "method in this comparison"))
     if jobs is not None and jobs < 1:
         raise Refused(f"--jobs {jobs}: give at least 1")
+    gpus = _gpus(devices, device)
     opt.check_checkpoints(checkpoint_every)
     everybody = [*methods, *([ALONE] if alone and ALONE not in names else [])]
     todo = sweep(scenario, everybody, choices, sweeps or ())
@@ -115,7 +121,7 @@ def compare(
         if not metric.low < target <= metric.high:
             raise Refused(f"--target {target}: give {metric.name} above {metric.low:g} and at most {metric.high:g}")
     folder = to or Path("runs") / f"compare-{Path(scenario.partition(':')[0]).stem}"
-    refused = do(todo, folder, jobs, checkpoint_every, watch, forgiving=ALL in asked)
+    refused = do(todo, folder, jobs, checkpoint_every, watch, forgiving=ALL in asked, gpus=gpus)
     todo, names = [job for job in todo if job.name not in refused], [name for name in names if name not in refused]
     if not names:
         raise Refused("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
@@ -158,7 +164,7 @@ def wanted(asked: Sequence[str]) -> list[str]:
 
 def do(
     todo: Sequence[PlannedRun], folder: Path, jobs: int | None, checkpoint_every: int, watch: int | None,
-    forgiving: bool = False,
+    forgiving: bool = False, gpus: Sequence[int] = (),
 ) -> dict[str, str]:  # fmt: skip
     """Do all runs that are not finished yet; a Ctrl-C lets rounds end, keeps them and says how to go on.
 
@@ -174,7 +180,7 @@ def do(
     folder.mkdir(parents=True, exist_ok=True)
     write_list(folder, todo)
     device, engine = pick_device(left[0].hardware["device"]).type, left[0].hardware["engine"]
-    pool = WorkerPool(how_many(jobs, len(left), device, engine), folder, checkpoint_every)
+    pool = WorkerPool(how_many(jobs, len(left), device, engine, len(gpus)), folder, checkpoint_every, gpus)
     lines = _Lines(done=len(todo) - len(left), of=len(todo))
     try:
         with lines, watched(watch, folder), first_ctrl_c(True) as asked_to_stop:
@@ -198,6 +204,20 @@ def do(
         note(f"stopped; {again}")
         raise typer.Exit(130)
     return refused
+
+
+def _gpus(devices: str | None, device: str) -> list[int]:
+    """The GPUs of these numbers, which must be there."""
+    import torch
+
+    if devices is None:
+        return []
+    there, words = torch.cuda.device_count(), [word.strip() for word in devices.split(",")]
+    if device == "cpu" or not there:
+        raise Refused(f"--devices {devices}: PyTorch sees no GPU here, or --device cpu asks for none; leave it out")
+    if not all(word.isdecimal() and int(word) < there for word in words) or len(set(words)) < len(words):
+        raise Refused(f"--devices {devices}: give different numbers from 0 to {there - 1}, with commas")
+    return [int(word) for word in words]
 
 
 def write_list(folder: Path, jobs: Sequence[PlannedRun], tried: Sequence[Tried] = ()) -> None:

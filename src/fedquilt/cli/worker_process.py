@@ -67,7 +67,7 @@ def _work(order: dict[str, Any], built: dict[str, Scenario], pipe: Connection) -
     from fedquilt.cli.planned_runs import PlannedRun
     from fedquilt.cli.progress import Progressed
 
-    _keep_to(order["cores"])
+    _keep_to(order["cores"], order["gpu"])
     job = PlannedRun(**order["job"])
     progress = Progressed()
 
@@ -101,11 +101,13 @@ def _clients(job: PlannedRun, built: dict[str, Scenario]) -> Scenario:
     return built[key]
 
 
-def _keep_to(cores: list[int] | None) -> None:
-    """Stay on some of the cores, with as many threads: other workers have the others."""
+def _keep_to(cores: list[int] | None, gpu: int | None) -> None:
+    """Stay on some of the cores, with as many threads, and on one GPU: other workers have the others."""
     import torch
 
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     if cores:
         torch.set_num_threads(len(cores))
+    if gpu is not None:
+        torch.cuda.set_device(gpu)  # "cuda" is this one from now on

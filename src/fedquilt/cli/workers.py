@@ -33,25 +33,28 @@ class WorkerEvent:
     rounds: int = 0
 
 
-def how_many(jobs: int | None, runs: int, device: str, engine: str) -> int:
+def how_many(jobs: int | None, runs: int, device: str, engine: str, gpus: int = 0) -> int:
     """How many runs go on at once: one a core, or what was asked for; a GPU or a parallel engine is busy with one.
 
     >>> how_many(None, runs=1, device="cpu", engine="auto"), how_many(3, runs=9, device="cuda", engine="auto")
     (1, 3)
+    >>> how_many(None, runs=9, device="cuda", engine="auto", gpus=4)
+    4
     """
     if jobs is None:
-        jobs = 1 if device == "cuda" or engine.startswith("parallel") else min(len(_cores()), MOST_JOBS)
+        one = device == "cuda" or engine.startswith("parallel")
+        jobs = gpus or (1 if one else min(len(_cores()), MOST_JOBS))
     return max(1, min(jobs, runs))
 
 
 class WorkerPool:
-    """Workers that share the cores of this machine among them."""
+    """Workers that share the cores of this machine among them, and the GPUs of these numbers, if any."""
 
-    def __init__(self, size: int, folder: Path, checkpoint_every: int) -> None:
+    def __init__(self, size: int, folder: Path, checkpoint_every: int, gpus: Sequence[int] = ()) -> None:
         self.folder, self.checkpoint_every = folder, checkpoint_every
         cores = _cores()
         each = [cores[at::size] or None for at in range(size)] if size > 1 else [None]
-        self.workers = [_Worker(mine) for mine in each]
+        self.workers = [_Worker(mine, gpus[at % len(gpus)] if gpus else None) for at, mine in enumerate(each)]
         self.news: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
         self.stopping = False
 
@@ -84,7 +87,7 @@ class WorkerPool:
         worker.job = job
         order = {"job": asdict(job), "out": str(self.folder / job.folder), "checkpoint_every": self.checkpoint_every}
         with suppress(OSError):  # that it is gone will be heard
-            worker.pipe.send({**order, "cores": worker.cores})
+            worker.pipe.send({**order, "cores": worker.cores, "gpu": worker.gpu})
 
     def stop(self) -> None:
         """Let the rounds that are under way end and be kept."""
@@ -101,8 +104,8 @@ class WorkerPool:
 class _Worker:
     """One worker process."""
 
-    def __init__(self, cores: list[int] | None) -> None:
-        self.cores = cores
+    def __init__(self, cores: list[int] | None, gpu: int | None = None) -> None:
+        self.cores, self.gpu = cores, gpu
         self.job: PlannedRun | None = None
         self.process: Any = None
         self.pipe: Connection | None = None
