@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedquilt.__main__ import main
-from fedquilt.cli import compare, worker_process
+from fedquilt.cli import main, worker_process
+from fedquilt.cli.compare import _gpus
 from fedquilt.cli.workers import WorkerPool
 
 
@@ -35,7 +35,7 @@ def test_each_worker_keeps_to_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     taken: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    gpus = compare._gpus("2,0", "auto")
+    gpus = _gpus("2,0", "auto")
     pool = WorkerPool(3, tmp_path, 5, gpus)
     for worker in pool.workers:
         worker_process._keep_to(None, worker.gpu)
