@@ -123,6 +123,8 @@ def status(folder: Where = Path(".")) -> None:
         if state in ("running", "starting") and not is_led(path.parent):
             state = "interrupted; --resume goes on"
         say(f"run      {path.parent.name:<40} {state}, {at}{left_out(path.parent)}")
+        for told in to_look_at(path.parent):
+            say(f"look at  {told}")
 
 
 def choose(method: str, merge: str, settings: list[str] | tuple[()]) -> dict[str, dict[str, Any]]:
@@ -148,6 +150,18 @@ def refusals(path: Path, most: int = 5) -> list[dict[str, str]]:
     """The last requests that the server's door sent away."""
     found = path.read_text().splitlines()[-most:] if path.is_file() else []
     return [json.loads(line) for line in found]
+
+
+def to_look_at(folder: Path) -> list[str]:
+    """Clients of a run whose scores fell, as far as it went."""
+    from fedquilt.report.read_runs import read_run
+    from fedquilt.runs.alarms import alarms
+    from fedquilt.runs.folder import METRICS, RunFolder
+
+    if not (folder / METRICS).is_file():
+        return []
+    run = read_run(folder)
+    return alarms(RunFolder(folder).lines(METRICS), [], run.reading[0], run.metric)
 
 
 def left_out(folder: Path) -> str:

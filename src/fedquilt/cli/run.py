@@ -198,6 +198,7 @@ def tell(outcome: Outcome, folder: Path | None, quilt: bool, json: bool) -> None
 def show(outcome: Outcome, quilt: bool) -> None:
     """The summary and the plan, for people."""
     from fedquilt.report.quilt import Quilt
+    from fedquilt.runs.alarms import in_short
     from fedquilt.runs.looking import other_tests
 
     run, summary = outcome.run, outcome.summary
@@ -208,6 +209,8 @@ def show(outcome: Outcome, quilt: bool) -> None:
         out.print(f"{told[0].upper()}{told[1:]}.", style="dim")
     if "privacy" in summary:
         out.print(in_full(summary))
+    if summary.get("alarms"):
+        note(in_short(summary["alarms"]))
     if "trouble" in summary:
         note(summary["trouble"])
     if summary["refused_updates"]:

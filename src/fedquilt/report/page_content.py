@@ -91,6 +91,7 @@ def scenario_data(name: str, runs: Sequence[RunFiles], reference: str | None, ta
         "everyone": len(everyone),
         "classes": classes > 0 or any(s.f_by_class is not None for run in runs for s in run.series.values()),
         "labels": labels + [str(i) for i in range(len(labels), classes)],
+        "alarms": [f"{g.name}, seed {r.seed}: {told}" for g in groups for r in g.runs for told in said(r, "alarms")],
         "methods": [{"name": g.name, "seeds": [r.seed for r in g.runs]} for g in groups],
         "views": [view_data(groups, clients, reading, reference, target) for reading in readings],
         "details": [client_details(g, clients) for g in some],
@@ -154,7 +155,7 @@ def quilts(groups: Sequence[Group], clients: Sequence[str]) -> list[dict[str, An
 
 
 def said(run: RunFiles, what: str) -> list[str]:
-    """What the run's method says about how it came to its plan, a sentence each; `changes`, or all `decisions`."""
+    """Sentences of a run's summary: how its method came to its plan (`changes`, or all `decisions`), or `alarms`."""
     found = run.summary.get(what, [])
     return [str(sentence) for sentence in found] if isinstance(found, list) else []
 

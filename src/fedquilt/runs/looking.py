@@ -12,6 +12,7 @@ from fedquilt._util.metric import metric_of
 from fedquilt._util.wording import megabytes
 from fedquilt.report.quilt import Quilt
 from fedquilt.results import Row
+from fedquilt.runs.alarms import in_short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +49,8 @@ def in_words(summary: Mapping[str, Any]) -> str:
         + (f"; {s['virtual_seconds']:.4g} virtual s" if "virtual_seconds" in s else "")
         + (f", {s['late_updates']} updates were too late" if s.get("late_updates") else "")
     )
+    if s.get("alarms"):
+        lines.append(in_short(s["alarms"]))
     return "\n".join([*lines, *(s[key] for key in ("privacy", "trouble") if key in s)])
 
 

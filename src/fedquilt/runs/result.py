@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from fedquilt._util.plain_values import python
 from fedquilt.core.federation import Federation, RoundReport
 from fedquilt.interface.readout import EVERYONE
 from fedquilt.results import Evaluation, Row, final, summarise
+from fedquilt.runs.alarms import alarms
 from fedquilt.runs.diagnosis import trouble
 from fedquilt.runs.looking import as_frame, as_html, drawn, in_words
 from fedquilt.runs.promises import promised
@@ -23,6 +24,9 @@ from fedquilt.sharing import Plan
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+
+_ONE_BY_ONE = 500  # clients that are looked at one by one
 
 
 @dataclass(repr=False)
@@ -154,6 +158,14 @@ class Run:
         attack = "" if federation.attack is None else federation.attack.name
         return trouble(first, last, self.chance, federation.training, refused, federation.scenario.task, attack)
 
+    def alarms(self, alone: Sequence[Row] | None) -> list[str]:
+        """Clients that fell from what they were, or are worse off than alone, a sentence each; of few clients only."""
+        if len(self.federation.scenario.clients) > _ONE_BY_ONE:
+            return []
+        now = [e for e in self.evaluations if e.readout == self.readout]
+        rows = self.earlier + [row for evaluation in now for row in evaluation.rows()]
+        return alarms(rows, alone or [], self.readout, self.federation.scenario.task.metric)
+
     def _on_everyone(self) -> dict[str, Any]:
         """The mean on everyone's test samples, and how many of them models did not take, where that was asked for."""
         key, rows = self.federation.scenario.task.lead, self.last_rows(self.readout, EVERYONE)
@@ -217,5 +229,6 @@ class Run:
             "refused_updates": int(server.refused.sum()),
             **promised(federation),
             **({} if wrong is None else {"trouble": wrong}),
+            **({"alarms": told} if (told := self.alarms(bar)) else {}),
             **python(dict(federation.method.describe(server.state, server.plan, server.roster))),
         }

@@ -44,6 +44,14 @@ const advice = ({ sentences: [use, ...why], next }) =>
     el("pre", null, next.join("\n")),
   );
 
+// clients that fell, or are worse off than alone, by more than chance
+function toLookAt(alarms) {
+  if (!alarms.length) return [];
+  const more = alarms.length > 12 ? [`and ${alarms.length - 12} more`] : [];
+  const list = [...alarms.slice(0, 12), ...more].map(words => el("li", null, words));
+  return [el("p", { class: "note" }, "Clients to look at:"), el("ul", { id: "alarms", class: "decisions" }, ...list)];
+}
+
 function build() {
   figures.forEach(f => {
     seen.unobserve(f.node);
@@ -68,6 +76,7 @@ function build() {
         "clients",
         "Clients",
         "A mean can hide who pays for it.",
+        ...toLookAt(s.alarms),
         s.everyone > s.clients.length
           ? el(
               "p",
