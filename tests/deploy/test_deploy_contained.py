@@ -112,7 +112,6 @@ def test_a_run_goes_on_from_an_earlier_round_with_what_its_clients_had_then(tmp_
     with pytest.raises(ValueError, match="can go on after the rounds 0, 1, 2, 3, 4, not after round 9"):
         records.go_back_to(9)
     records.go_back_to(2)
-    (records.folder / "summary.json").unlink()
     summary = lead(project, spec, LocalPost(project))
     expected = run(digits_with_public(), "fedper", 4, device="cpu", engine="sequential", alone=False)
     same_rows(lines(records.folder / "metrics.jsonl"), expected.rows)
@@ -196,3 +195,20 @@ def test_some_more_are_asked_and_those_who_answer_first_count(tmp_path: Path) ->
         assert min(chosen) not in took
         assert len(asked) == 3
     assert torch.isfinite(federation.server.all_values[0].value).all()
+
+
+@pytest.mark.parametrize("state", ["running", "failed"])
+def test_a_leader_that_ended_after_the_summary_left_a_finished_run(tmp_path: Path, state: str) -> None:
+    """Between the summary and the word that the run is over; going on would cut what the summary's seal is of."""
+    project, spec = project_of(tmp_path / "fed")
+    summary = lead(project, spec, LocalPost(project))
+    records = RemoteRunFolder(spec["folder"])
+    before = {path.name: path.read_bytes() for path in records.folder.iterdir() if path.is_file()}
+    records.status(state=state, round=4, rounds=4)
+    again = lead(project, spec, LocalPost(project))
+    assert again == json.loads(before["summary.json"])
+    assert again["accuracy_mean"] == summary["accuracy_mean"]
+    assert json.loads((records.folder / "status.json").read_text())["state"] == "finished"
+    after = {path.name: path.read_bytes() for path in records.folder.iterdir() if path.is_file()}
+    assert after.pop("status.json") == before.pop("status.json")
+    assert after == before

@@ -17,13 +17,14 @@ from run_help import Net, build, contents, dies
 from torch import nn
 
 import fedquilt as fq
+from fedquilt._util.files import DiskFull
 from fedquilt._util.lock import Held, Lock
 from fedquilt._util.toml import to_toml
 from fedquilt.cli.report import comparisons
 from fedquilt.client import Split
 from fedquilt.methods import METHODS, FedAvg, FedMN, FedPer, ModFL
 from fedquilt.runs.checkpoint import Damaged, from_plain, load, save, to_plain
-from fedquilt.runs.folder import DiskFull, RunFolder
+from fedquilt.runs.folder import RunFolder
 from fedquilt.runs.settings import builder_from_text, builder_to_text, fingerprint, method_from, method_to
 
 QUICK: dict[str, Any] = {"engine": "sequential", "alone": False, "checkpoint_every": 2}

@@ -11,6 +11,10 @@ from pathlib import Path
 NEW = ".new"  # how the name of a file ends while it is written; one that is found was left behind by a kill
 
 
+class DiskFull(OSError):
+    """A full disk, as a sentence; what was whole before is whole."""
+
+
 @contextmanager
 def written_whole(path: Path, *, sync: bool = True, by_many: bool = False) -> Iterator[Path]:
     """Where to write a file, beside its place; it takes the place when all is written, and is removed if that fails.

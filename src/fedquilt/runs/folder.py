@@ -23,7 +23,7 @@ import torch
 
 from fedquilt._util.checksums import NAME as CHECKSUMS
 from fedquilt._util.checksums import Growing, check, digest, digest_of_file, seal, sealed
-from fedquilt._util.files import NEW, write_text
+from fedquilt._util.files import NEW, DiskFull, write_text
 from fedquilt._util.lock import Lock
 from fedquilt._util.toml import to_toml
 from fedquilt._util.trust import remember
@@ -43,10 +43,6 @@ ALONE = "alone"  # the run of the same clients by themselves, inside the run tha
 _LINES = (METRICS, PLANS, TRAFFIC, PRIVACY)
 _READ = ("run.toml", *_LINES, "confusion.json", MODELS)  # the files that a finished run is read for
 _LEFT_BEHIND = {".lock", "run.toml" + NEW}  # what a run that was killed before it began may leave
-
-
-class DiskFull(OSError):
-    """A full disk, as a sentence; the last checkpoint is whole."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +121,15 @@ class RunFolder:
 
         After a kill in between it is a run that can be resumed, of the rounds before or of those after.
         """
-        extended = [*longer.get("extended", []), before]
         with self._room():
-            for name in (SUMMARY, CHECKSUMS):
-                (self.folder / name).unlink(missing_ok=True)
-            write_text(self.folder / "run.toml", to_toml({**longer, "extended": extended}))
+            self.forget_end()
+            extended = {**longer, "extended": [*longer.get("extended", []), before]}
+            write_text(self.folder / "run.toml", to_toml(extended))
+
+    def forget_end(self) -> None:
+        """Make a finished run one that is to go on: what seals its files would call later ones damaged."""
+        for name in (SUMMARY, CHECKSUMS):
+            (self.folder / name).unlink(missing_ok=True)
 
     def round(self, federation: Federation, report: RoundReport) -> None:
         """Append a finished round."""
@@ -174,14 +174,13 @@ class RunFolder:
             if evaluation.split == "test" and evaluation.kept.is_sparse:
                 for name, cells in zip(evaluation.clients, evaluation.cells(), strict=True):
                     tables[name][evaluation.readout] = {"classes": federation.scenario.classes, "cells": cells}
-        found = {"labels": list(federation.scenario.label_names), "clients": tables}
         with self._room():
-            write_text(self.folder / "confusion.json", json.dumps(found))
+            labels = list(federation.scenario.label_names)
+            write_text(self.folder / "confusion.json", json.dumps({"labels": labels, "clients": tables}))
             self._models(federation)
             told = json.dumps(summary, indent=1) + "\n"
-            files = [name for name in _READ if (self.folder / name).is_file()]
-            checksums = {name: digest_of_file(self.folder / name) for name in files}
-            write_text(self.folder / CHECKSUMS, seal({**checksums, SUMMARY: digest(told.encode())}))
+            files = {name: digest_of_file(self.folder / name) for name in _READ if (self.folder / name).is_file()}
+            write_text(self.folder / CHECKSUMS, seal({**files, SUMMARY: digest(told.encode())}))
             write_text(self.folder / SUMMARY, told)  # last: with it the run is finished
 
     def _collect(self, federation: Federation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from fedquilt.deploy.server.newcomers import Newcomers
 from fedquilt.deploy.server.remote_clients import RemoteClients, remote
 from fedquilt.deploy.server.run_folder import RemoteRunFolder
 from fedquilt.deploy.transport.transport import Transport
-from fedquilt.runs.folder import METRICS, TRAFFIC
+from fedquilt.runs.folder import METRICS, SUMMARY, TRAFFIC
 from fedquilt.runs.rebuilding import make_readouts
 from fedquilt.runs.result import Run
 from fedquilt.runs.rule_texts import rule_from
@@ -34,6 +35,10 @@ def lead(project: Project, spec: Mapping[str, Any], post: Transport) -> dict[str
 
 
 def _lead(project: Project, spec: Mapping[str, Any], post: Transport, records: RemoteRunFolder) -> dict[str, Any]:
+    if records.finished:  # its leader was ended after the summary, before it could say so
+        summary: dict[str, Any] = json.loads((records.folder / SUMMARY).read_text(encoding="utf-8"))
+        records.status(state="finished", round=summary["rounds"], rounds=summary["rounds"])
+        return summary
     start, more = time.monotonic(), records.kept()
     before = more["seconds"] if more else 0.0
     declared = more["declared"] if more else _declared(project, spec, post, records)

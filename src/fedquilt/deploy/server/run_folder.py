@@ -126,6 +126,7 @@ class RemoteRunFolder(RunFolder):
         if round_ not in known:
             told = f"can go on after the rounds {', '.join(map(str, known))}" if known else "has no checkpoint yet"
             raise ValueError(f"the run {self.folder.name} {told}, not after round {round_}")
+        self.forget_end()
         copy(self.folder / EARLIER / str(round_), self.folder / CHECKPOINT)
         for later in known[known.index(round_) + 1 :]:
             shutil.rmtree(self.folder / EARLIER / str(later))
