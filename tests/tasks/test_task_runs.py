@@ -17,7 +17,7 @@ from fedquilt.runs.rebuilding import make_readouts
 from fedquilt.tasks import Metric, Regression
 from fedquilt.testing import check_method
 
-NEEDS_CLASSES = {"feddl", "fedmn", "fedpac", "fedproto", "fedrod", "fml", "score-sharing"}
+NEEDS_CLASSES = {"feddf", "feddl", "fedmn", "fedpac", "fedproto", "fedrod", "fml", "score-sharing"}
 KINDS = tuple(MADE)
 
 
