@@ -199,7 +199,7 @@ def test_arrays_of_any_kind() -> None:
 def test_classes_are_those_of_all_clients_and_changes() -> None:
     later = client(changes={2: fq.Change(train=([[1.0]], [4])), 3: fq.Change(labels=(0, 6))})
     assert fq.Scenario("s", [client("b"), later]).classes == 7
-    assert fq.Scenario("s", [client()], label_names="abc").classes == 3
+    assert fq.Scenario("s", [client()], label_names=list("abc")).classes == 3
 
 
 # --- models that do not suit -----------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def changing(change: fq.Change, start: int = 2, model: Any = mlp) -> fq.Scenario
         first.name, first.model, first.train, first.validation, first.test, first.traits, changes={start: change}
     )
     clients = [changed, *scenario.clients[1:]]
-    return fq.Scenario("changing", clients, training=scenario.training.but({"rounds": 3}), label_names="abc")
+    return fq.Scenario("changing", clients, training=scenario.training.but({"rounds": 3}), label_names=list("abc"))
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "parallel"])

@@ -296,7 +296,7 @@ def test_steps_that_a_client_does_not_take_cannot_hurt_it() -> None:
     x = torch.tensor([[3e38, 0.0, 0.0, 0.0]])
     short = fq.Client("short", partial(nn.Linear, 4, 3), (x, [0]), labels=[0, 1, 2])
     long = points(sizes=(7,)).clients[0]
-    scenario = fq.Scenario("s", [short, long], training=fq.Training(batch=1, lr=1.0), label_names="abc")
+    scenario = fq.Scenario("s", [short, long], training=fq.Training(batch=1, lr=1.0), label_names=list("abc"))
     rows = {engine: rows_after(scenario, Local(), engine, 1)["short"] for engine in ("sequential", "vectorised")}
     torch.testing.assert_close(rows["vectorised"], rows["sequential"], equal_nan=True)
     assert bool(torch.isfinite(rows["vectorised"]).all())

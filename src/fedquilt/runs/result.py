@@ -57,6 +57,7 @@ class Run:
     # what the simplest answer would score on test data, the best single class say, and the standard error of that
     chance: tuple[float, float] = field(default=(math.nan, math.nan), init=False)
     _first: list[Row] = field(default_factory=list, init=False, repr=False)  # of the first round that was measured
+    _history: tuple[int, list[Row]] = field(default=(0, []), init=False, repr=False)  # how far alarms have looked
     _last: dict[tuple[str, str], tuple[int, list[Row]]] = field(default_factory=dict, init=False, repr=False)
 
     def take(self, federation: Federation, report: RoundReport) -> None:
@@ -162,8 +163,11 @@ class Run:
         """Clients that fell from what they were, or are worse off than alone, a sentence each; of few clients only."""
         if len(self.federation.scenario.clients) > _ONE_BY_ONE:
             return []
-        now = [e for e in self.evaluations if e.readout == self.readout]
-        rows = self.earlier + [row for evaluation in now for row in evaluation.rows()]
+        if self._history[0] != len(self.evaluations):
+            new = [e for e in self.evaluations[self._history[0] :] if e.readout == self.readout]
+            rows = [row for evaluation in new for row in evaluation.rows()]
+            self._history = (len(self.evaluations), self._history[1] + rows)
+        rows = self.earlier + self._history[1]
         return alarms(rows, alone or [], self.readout, self.federation.scenario.task.metric)
 
     def _on_everyone(self) -> dict[str, Any]:
