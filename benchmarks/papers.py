@@ -137,6 +137,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "thesis-cifar10", {}, {}, _plain("local", "fedavg"), (*BOTH, "best-of-both", "averaged"),
         why="100 rounds of one epoch, as in the thesis",
     ),
+    "fedrep-cifar10": Experiment(
+        "fedrep-cifar10", {}, {},
+        _plain("local", "fedavg", "fedprox", "lg-fedavg", "fedper", "fedrep", "ditto", "apfl", "per-fedavg"),
+        (*BOTH, "fine-tuned-chosen"), why="100 clients with two classes each, 100 rounds of a tenth of them",
+        own_training={"per-fedavg": {"momentum": 0.0}},
+    ),
     "fedem-cifar10-cnn": _fedem("small-cnn", 1.0, 200, "all images and rounds, a network of two convolutions"),
     "fedem-cifar10-mobilenet": _fedem("mobilenet-v2", 0.25, 100, "a quarter of the images, 100 of 200 rounds"),
     "fedem-cifar10": Experiment(
