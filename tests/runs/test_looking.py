@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import fedquilt as fq
+from fedquilt.attacks import SignFlip
 from fedquilt.engines.settings import Training
 from fedquilt.results import Row
 from fedquilt.runs.diagnosis import trouble
@@ -177,3 +179,16 @@ def test_without_pandas_it_says_so(learnt: fq.Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match="pip install pandas"):
         learnt.to_pandas()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"privacy": fq.Privacy(noise=200.0, smallest=2)}, "Likely cause: the noise of privacy (dp); more clients"),
+        ({"attack": SignFlip(liars=0.6)}, "Likely cause: the clients that lie (sign-flip"),
+    ],
+    ids=["noise", "liars"],
+)
+def test_what_was_asked_for_is_the_cause_before_the_learning_rate(asked: dict[str, Any], told: str) -> None:
+    run = fq.run(fq.scenarios.build("digits", clients=8), "fedavg", 3, alone=False, engine="sequential", **asked)
+    assert told in run.summary["trouble"]

@@ -22,13 +22,13 @@ _FITTED = 0.5  # and one below this part has fallen a lot
 
 def trouble(
     first: Sequence[Row], last: Sequence[Row], chance: tuple[float, float], training: Training, refused: int,
-    task: Task = _CLASSES, attack: str = "",
+    task: Task = _CLASSES, cause: str = "",
 ) -> str | None:  # fmt: skip
     """A sentence on a federation that does not learn, with what to try; None for one that does.
 
     `first` and `last` are the clients' rows of the first and the last round that were measured, `chance` is what the
     task's simplest answer scores, the best single class say, and its standard error, `refused` how many updates were
-    left out since they were not finite, `attack` how some clients lie.
+    left out since they were not finite, `cause` what is known to be in the way.
 
     >>> row = {"accuracy": 0.34, "samples": 100, "training_loss": 1.09, "round": 5}
     >>> trouble([row], [row], (0.35, 0.048), Training(lr=0.001), 0).partition(". Likely cause: ")[0]
@@ -50,8 +50,7 @@ def trouble(
         told += f"{shown(before)} after round {first[0]['round']}"
     else:
         return None
-    lied = f"the clients that lie ({attack}); try another merge (fedquilt list merges), or see how it goes without them"
-    return f"{told}. Likely cause: {lied if attack else _cause(first, last, training, refused)}."
+    return f"{told}. Likely cause: {cause or _cause(first, last, training, refused)}."
 
 
 def _cause(first: Sequence[Row], last: Sequence[Row], training: Training, refused: int) -> str:

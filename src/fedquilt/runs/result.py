@@ -156,8 +156,9 @@ class Run:
         first, last = (
             [r for r in rows if "liar" not in r] for rows in (self._first_rows(), self.last_rows(self.readout))
         )
-        attack = "" if federation.attack is None else federation.attack.name
-        return trouble(first, last, self.chance, federation.training, refused, federation.scenario.task, attack)
+        return trouble(
+            first, last, self.chance, federation.training, refused, federation.scenario.task, _in_the_way(federation)
+        )  # fmt: skip
 
     def alarms(self, alone: Sequence[Row] | None) -> list[str]:
         """Clients that fell from what they were, or are worse off than alone, a sentence each; of few clients only."""
@@ -236,3 +237,13 @@ class Run:
             **({"alarms": told} if (told := self.alarms(bar)) else {}),
             **python(dict(federation.method.describe(server.state, server.plan, server.roster))),
         }
+
+
+def _in_the_way(federation: Federation) -> str:
+    """What a run was asked for that keeps a federation from learning: liars, or the noise of privacy."""
+    if federation.attack is not None:
+        lie = f"the clients that lie ({federation.attack.name})"
+        return f"{lie}; try another merge (fedquilt list merges), or see how it goes without them"
+    if federation.terms.privacy is not None:
+        return "the noise of privacy (dp); more clients, a higher dp.epsilon or fewer rounds take less of it"
+    return ""
