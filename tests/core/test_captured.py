@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from core_help import points, rows_of, same
 from torch import Tensor, nn
 
 import fedquilt as fq
+from fedquilt.core import local_training
 from fedquilt.engines import captured
 from fedquilt.engines.captured import Captured
 from fedquilt.methods import Ditto, FedAvg, FedProx, Method, Scaffold
@@ -29,7 +31,7 @@ class Replayed:
 
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "captures", lambda device: True)
+    monkeypatch.setattr(local_training, "captures", lambda device: True)
     monkeypatch.setattr(captured, "Graph", Replayed)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
 
@@ -124,8 +126,8 @@ def test_what_a_graph_cannot_hold_trains_plainly(model: Callable[[], nn.Module])
     assert not engine_of(ours).graphs
 
 
-def test_it_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "captures", lambda device: device.type == "cuda")
-    federated = fq.Federation(points(), FedAvg(), device="cpu", engine="captured")
+def test_it_is_refused_without_a_gpu_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(local_training, "captures", lambda device: device.type == "cuda")
     with pytest.raises(ValueError, match="for a GPU; take engine='auto'"):
-        federated.step()
+        fq.run(points(), "fedavg", device="cpu", engine="captured", out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()

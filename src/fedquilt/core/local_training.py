@@ -14,6 +14,7 @@ from fedquilt._util.suggest import did_you_mean
 from fedquilt.core.family_state import FamilyState, resting_of, scale_of, unit_names
 from fedquilt.core.terms import Terms
 from fedquilt.engines.check_models import check_model, check_public
+from fedquilt.engines.cuda_graph import captures
 from fedquilt.engines.engine import Engine, Samples, TrainingJob, TrainingSpec
 from fedquilt.engines.memory_budget import how_many_at_once
 from fedquilt.engines.sample_noise import SampleNoise
@@ -35,6 +36,8 @@ class LocalTraining:
         for name in engine.split(","):
             if name not in (*ENGINES, "auto"):
                 raise ValueError(did_you_mean(name, ("auto", *ENGINES), "engine"))
+            if name == "captured" and not captures(device):
+                raise ValueError("the engine 'captured' replays CUDA graphs, so it is for a GPU; take engine='auto'")
         if terms.method.needs_plain_sgd and (terms.training.optimiser != "sgd" or terms.training.momentum):
             raise ValueError(
                 f"the method '{terms.method.name}' reads gradients off the way that clients go, which holds for plain "

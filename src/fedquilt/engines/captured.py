@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedquilt._util.randomness import streams
 from fedquilt._util.shared_memory import write_to
-from fedquilt.engines.cuda_graph import Graph, captures
+from fedquilt.engines.cuda_graph import Graph
 from fedquilt.engines.engine import TrainingJob, TrainingSpec
 from fedquilt.engines.objective import Batch, Learner, Model
 from fedquilt.engines.schedule import orders
@@ -36,8 +36,6 @@ class Captured(Sequential):
     name: ClassVar[str] = "captured"
 
     def __init__(self, recipe: TrainingSpec) -> None:
-        if not captures(recipe.device):
-            raise ValueError("the engine 'captured' replays CUDA graphs, so it is for a GPU; take engine='auto'")
         super().__init__(recipe)
         self.known = False  # whether it is known how the model behaves
         self.plain = False  # whether it cannot be captured
