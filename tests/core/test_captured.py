@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from core_help import points, rows_of, same
+from core_help import StandIn, points, rows_of, same
 from torch import Tensor, nn
 
 import fedquilt as fq
@@ -18,21 +18,10 @@ from fedquilt.engines.captured import Captured
 from fedquilt.methods import Ditto, FedAvg, FedProx, Method, Scaffold
 
 
-class Replayed:
-    """What a graph does, without one: capturing does nothing, replaying does all, and reads memory as it is then."""
-
-    def __init__(self, body: Callable[[], None], device: torch.device, pool: object) -> None:
-        self.body, self.replays = body, 0
-
-    def replay(self) -> None:
-        self.replays += 1
-        self.body()
-
-
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_training, "captures", lambda device: True)
-    monkeypatch.setattr(captured, "Graph", Replayed)
+    monkeypatch.setattr(captured, "Graph", StandIn)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from core_help import StandIn
 from torch import nn
 
 from fedquilt._util.randomness import key_of
@@ -19,21 +20,7 @@ from fedquilt.engines.vectorised import Vectorised
 from fedquilt.families.layout import Layout
 from fedquilt.families.units import cut
 
-made: list[StandIn] = []
-
-
-class StandIn:
-    """Does nothing when it is captured, as a real graph, and everything when it is replayed."""
-
-    bytes = 0
-
-    def __init__(self, body: Callable[[], None], device: torch.device) -> None:
-        self.body, self.replays = body, 0
-        made.append(self)
-
-    def replay(self) -> None:
-        self.replays += 1
-        self.body()
+made = StandIn.made
 
 
 def recipe(counts: list[int], training: Training) -> TrainingSpec:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from core_help import rows_of, same
+from core_help import StandIn, rows_of, same
 from torch import Tensor, nn
 
 import fedquilt as fq
@@ -24,21 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "feddf": {"steps": 5},
     "fedrep": {"head_epochs": 2},
 }
-made: list[StandIn] = []
-
-
-class StandIn:
-    """Does nothing when it is captured, as a real graph, and everything when it is replayed, with what it was given."""
-
-    bytes = 0
-
-    def __init__(self, body: Callable[[], None], device: torch.device) -> None:
-        self.body, self.replays = body, 0
-        made.append(self)
-
-    def replay(self) -> None:
-        self.replays += 1
-        self.body()
+made = StandIn.made
 
 
 @pytest.fixture

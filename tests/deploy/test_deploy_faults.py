@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from deploy_help import LocalPost, digits_with_public, federate, lines, same_rows
+from deploy_help import LocalPost, PowerCut, cut_at, digits_with_public, federate, lines, same_rows
 
 from fedquilt.deploy.device.device import Device
 from fedquilt.deploy.ops.create import create_from_scenario
@@ -23,10 +23,6 @@ from fedquilt.deploy.transport.wire import unpack
 from fedquilt.runs.run import run
 
 ROUNDS = 4
-
-
-class PowerCut(BaseException):
-    """Not an Exception: nothing on the way may catch it."""
 
 
 def project_of(folder: Path, **how: Any) -> Project:
@@ -61,15 +57,7 @@ def test_a_server_killed_at_any_moment_goes_on_to_the_same_end(tmp_path: Path, m
     project = project_of(tmp_path / "fed", **how)
     spec = spec_of(project, method)
     post = LocalPost(project)
-    count = 0
-
-    def cut(*_: object) -> None:
-        nonlocal count
-        count += 1
-        if count == moment:
-            raise PowerCut
-
-    post.accident = cut
+    post.accident = cut_at(moment)
     with pytest.raises(PowerCut):
         lead(project, spec, post)
     lead(project, spec, LocalPost(project))  # everything anew, devices too

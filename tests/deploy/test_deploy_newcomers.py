@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from deploy_help import LocalPost, digits_with_public, lines, row_key
+from deploy_help import LocalPost, PowerCut, digits_with_public, lines, row_key
 
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.project import Address, Project, Rounds
@@ -129,10 +129,6 @@ def test_methods_of_every_kind_offer_it_circles(
         plan = lines(folder / "plans.jsonl")[-1]["units"]
         shared = [units["circle"] for units in plan.values() if units["circle"][3] >= 0]
         assert any({f"client-{i}" for i in range(3) if c[i] == c[3]} == set(peers) for c in shared)
-
-
-class PowerCut(BaseException):
-    """Not an Exception: nothing on the way may catch it."""
 
 
 def test_a_run_that_it_joined_goes_on_after_a_kill(tmp_path: Path) -> None:

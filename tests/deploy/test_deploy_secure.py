@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 
 import numpy as np
 import torch
-from deploy_help import LocalPost, digits_with_public, lines, same_rows
+from deploy_help import LocalPost, PowerCut, cut_at, digits_with_public, lines, same_rows
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
@@ -230,24 +230,13 @@ def test_what_needs_copies_is_refused_before_a_letter_of_a_round(tmp_path: Path)
         deployed(tmp_path / "fed", "feddl")
 
 
-class PowerCut(BaseException):
-    """Not an Exception: nothing on the way may catch it."""
-
-
 @pytest.mark.parametrize("moment", [14, 23, 28])  # 5 letters of hello, then 20 a round
 def test_a_server_killed_within_the_protocol_goes_on_to_the_same_end(tmp_path: Path, moment: int) -> None:
     deployed(tmp_path / "fed")
     project = Project.read(tmp_path / "fed")
     spec = {**SPEC, "method": "fedper", "project": str(project.folder), "folder": str(project.runs / "r")}
-    post, count = LocalPost(project), 0
-
-    def cut(*_: object) -> None:
-        nonlocal count
-        count += 1
-        if count == moment:
-            raise PowerCut
-
-    post.accident = cut
+    post = LocalPost(project)
+    post.accident = cut_at(moment)
     with pytest.raises(PowerCut):
         lead(project, spec, post)
     lead(project, spec, LocalPost(project))

@@ -11,8 +11,8 @@ pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
 import torch
-from deploy_help import LocalPost, digits_with_public, lines
-from test_deploy_secure import PowerCut, phase_of, values_of
+from deploy_help import LocalPost, PowerCut, cut_at, digits_with_public, lines
+from test_deploy_secure import phase_of, values_of
 
 import fedquilt as fq
 from fedquilt.core.federation import Federation
@@ -188,15 +188,8 @@ def test_a_server_killed_in_a_round_loses_that_round_and_goes_on(tmp_path: Path,
     """Whose numbers had left sends none of that round again; those of the others make a sum where they are enough."""
     project = made(tmp_path)
     spec = {**SPEC, "dp": NOISE, "project": str(project.folder), "folder": str(project.runs / "r")}
-    post, count = LocalPost(project), 0
-
-    def cut(*_: object) -> None:
-        nonlocal count
-        count += 1
-        if count == moment:
-            raise PowerCut
-
-    post.accident = cut
+    post = LocalPost(project)
+    post.accident = cut_at(moment)
     with pytest.raises(PowerCut):
         lead(project, spec, post)
     later = LocalPost(project)
