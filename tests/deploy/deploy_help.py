@@ -24,7 +24,7 @@ from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.ops.processes import Service
 from fedquilt.deploy.ops.runs import follow, new_spec, start_run
 from fedquilt.deploy.ops.server_processes import ServerSide
-from fedquilt.deploy.project import Address, Node, Project, Rounds, Transfer
+from fedquilt.deploy.project import Address, Project, Rounds, Transfer
 from fedquilt.deploy.server.coordinator import make_federation
 from fedquilt.deploy.server.declarations import declare
 from fedquilt.deploy.transport.transport import Answer
@@ -94,7 +94,7 @@ class Network:
 
     def start(self, name: str) -> None:
         folder = self.project.client_folder(name)
-        self.nodes[name] = start_nodes([Node.read(folder)], [folder / "data.npz"])
+        self.nodes[name] = start_nodes([folder], [folder / "data.npz"])
 
     def run(self, method: str, **options: Any) -> tuple[Path, dict[str, Any]]:
         spec = new_spec(self.project, method, **options)

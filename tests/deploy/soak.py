@@ -431,6 +431,7 @@ def main() -> int:
     words.add_argument("--keep", action="store_true", help="leave the federation's folder where it is")
     told = words.parse_args()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a closed terminal ends what was typed there, also under nohup
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # and Ctrl-C, also where all this is in the background
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     soak = Soak(folder / "fed", told.seed)
     soak.say(f"seed {told.seed}, {told.minutes:g} minutes, in {folder}")

@@ -149,9 +149,42 @@ def test_the_command_line_waits_for_neither_torch_nor_flower() -> None:
     assert not imported("import fedquilt.cli.deploy") & {"torch", "flwr", "numpy", "sklearn"}
 
 
-def test_watching_over_a_client_takes_neither_torch_nor_flower() -> None:
-    statement = "from fedquilt.deploy.ops.client_processes import Care\nfrom fedquilt.deploy.project import Node"
-    assert not imported(statement) & {"torch", "flwr", "sklearn", "scipy", "numpy", "cryptography", "httpx"}
+def test_watching_over_a_client_takes_next_to_nothing() -> None:
+    heavy = {"torch", "flwr", "sklearn", "scipy", "numpy", "cryptography", "httpx", "typer", "rich", "ssl", "tomllib"}
+    assert not imported("import fedquilt.deploy.ops.client_processes") & heavy
+
+
+KEEPER = """
+import sys
+from fedquilt.deploy.ops import client_processes as c
+from fedquilt.deploy.ops.processes import Service
+says = [sys.executable, "-c", sys.argv.pop(1)]
+c.start_nodes = lambda folders, _: Service.start("it", says, folders[0] / "log", {}, stdout=-1)
+sys.exit(c.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("node", "status", "out", "err"),
+    [
+        ("print('refused: its data are no data')", 2, "", "its data are no data\n"),
+        (
+            "import time; print('the server is there', flush=True); time.sleep(60)",
+            0,
+            "the server is there\nended\n",
+            "",
+        ),
+    ],
+)
+def test_what_watches_over_a_client_tells_and_ends(tmp_path: Path, node: str, status: int, out: str, err: str) -> None:
+    words = [sys.executable, "-c", KEEPER, node, str(tmp_path), str(tmp_path / "data.npz")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as keeper:
+        assert keeper.stdout is not None
+        said = keeper.stdout.readline()
+        if not status:
+            keeper.terminate()  # as a service manager does
+        rest, wrong = keeper.communicate(timeout=30)
+    assert (keeper.returncode, (said + rest)[9 if out else 0 :], wrong) == (status, out, err)  # without the time of day
 
 
 def test_a_clients_process_imports_what_it_needs_and_no_more() -> None:

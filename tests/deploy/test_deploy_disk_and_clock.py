@@ -21,7 +21,7 @@ from fedquilt.deploy.ops import client_processes
 from fedquilt.deploy.ops.client_processes import BEAT, Care
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.ops.processes import Service
-from fedquilt.deploy.project import Address, Node, Project, Rounds
+from fedquilt.deploy.project import Address, Project, Rounds
 from fedquilt.deploy.server.coordinator import lead
 from fedquilt.deploy.server.remote_clients import remote
 from fedquilt.runs.run import run
@@ -123,7 +123,7 @@ def test_a_process_is_hung_by_its_beat_and_not_by_the_clock(
     monkeypatch.setattr(select, "select", lambda r, w, x, t: wait(r, w, x, 0.1))
     service = Service.start("a process", [sys.executable, "-c", code], tmp_path / "log", os.environ, stdout=-1)
     try:
-        said = list(Care([Node.read(folder)], [folder / "data.npz"])._lines(service))
+        said = list(Care([folder], [folder / "data.npz"])._lines(service))
     finally:
         service.kill()
     assert said == ([] if beats else ["the process has not moved for 1 s"])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ pytest.importorskip("flwr")
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
+from fedquilt.cli import main
 from fedquilt.deploy.device.check_folder import check
 from fedquilt.deploy.ops import keys, membership
 from fedquilt.deploy.ops.create import create
@@ -129,6 +131,31 @@ def test_a_stranger_is_sent_away_unread_and_noted_once(project: Project) -> None
         assert request(gate, "/v1/fleet/push-object", {"content-length": "60000"})[0]["status"] == 401
     noted = (project.server_folder / "refused.jsonl").read_text().splitlines()
     assert [json.loads(line)["reason"] for line in noted] == ["the request is not signed"]
+
+
+def test_the_operator_reads_who_was_sent_away_and_whose_key_it_was(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = project.public_key("a").read_text().strip()
+    (project.server_folder / "former.json").write_text(json.dumps({old: "a"}))
+    gate = project.server_folder / "nginx"
+    gate.mkdir()
+    seen = {"a": headers(project, "a")["flwr-public-key"], "b": headers(project, "b")["flwr-public-key"]}
+    knocks = [("10.0.0.7", seen["a"]), ("10.0.0.8", seen["a"]), ("10.0.0.9", seen["b"]), ("10.0.0.1", "-")]
+    knocks += [("10.0.0.2", "x y\\x0A")]
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    lines = "".join(f"{now} {address} {key}\n" for address, key in knocks)
+    (gate / "strangers.log").write_text(lines + f"{now} 10.0")  # the last is being written
+    (project.server_folder / "refused.jsonl").write_text(json.dumps({"time": now, "client": "b", "reason": "late"}))
+    assert main(["deploy", "status", "--dir", str(project.folder)]) == 0
+    said = capsys.readouterr().out
+    assert "a with a key that was replaced or taken away, from 10.0.0.8, 2 requests\n" in said
+    assert "a stranger without a key, from 10.0.0.1\n" in said
+    assert "something that is no key, from 10.0.0.2\n" in said
+    ssh = project.public_key("b").read_text().split()[1]
+    print_of_b = b64encode(hashlib.sha256(b64decode(ssh)).digest()).decode().rstrip("=")
+    assert f"not registered (SHA256:{print_of_b}, as `ssh-keygen -lf node.pub` shows it), from 10.0.0.9\n" in said
+    assert said.count("refused ") == 4
 
 
 def test_a_failure_inside_is_told_as_busy(project: Project) -> None:

@@ -256,6 +256,8 @@ def test_keys_are_replaced_and_taken_away_while_it_runs(machines: Machines) -> N
     machines.running[name].wait(30)
     machines.client(name)
     wait(lambda: "the server sends this client away" in machines.said(name), 60)
+    assert machines.type("status", "status", *where).wait(30) == 0
+    assert f"{name} with a key that was replaced or taken away, from 127.0.0.1" in machines.said("status")
     assert machines.type("members", "remove", name, *where).wait(30) == 0
     assert set(who_is_there(project) or {}) == set(project.clients) - {name}
     assert machines.type("members", "add", "newcomer", *where).wait(30) == 0

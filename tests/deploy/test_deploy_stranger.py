@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import socket
 import ssl
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,12 @@ if shutil.which("nginx") is None:
     pytest.skip("nginx is not installed", allow_module_level=True)
 
 import httpx
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, RegisterNodeFleetRequest
@@ -30,6 +36,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedquilt.deploy.ops.create import create
 from fedquilt.deploy.ops.processes import free_port
+from fedquilt.deploy.ops.sent_away import sent_away
 from fedquilt.deploy.ops.server_processes import ServerSide
 from fedquilt.deploy.ops.superlink import SuperLink
 from fedquilt.deploy.project import Address, Project
@@ -105,6 +112,10 @@ def test_an_unknown_key_neither_registers_nor_joins(server: ServerSide) -> None:
         assert refusal.value.response.status_code == 401
     with SuperLink(server.project) as operator:
         assert set(operator.nodes().values()) == {"registered"}
+    shown = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    digest = b64encode(hashlib.sha256(b64decode(shown.split()[1])).digest()).decode().rstrip("=")
+    (told,) = [line for line in sent_away(server.project) if digest in line]  # the operator can tell which key it was
+    assert told.endswith("from 127.0.0.1, 2 requests")  # the first was for a path that is not there
 
 
 def test_a_clients_public_key_alone_is_worth_nothing(server: ServerSide) -> None:

@@ -102,7 +102,7 @@ def client(
 ) -> None:
     """Run a client until it is ended, or several in one process. Their data stay here."""
     with flower():
-        from fedquilt.deploy.ops.client_processes import LOG, Care
+        from fedquilt.deploy.ops.client_processes import LOG, become_keeper
         from fedquilt.deploy.project import Node, loose
 
         if find_spec("flwr") is None:
@@ -118,11 +118,8 @@ def client(
         warn(warning)
     for node in nodes:
         warn(loose(node.folder / "node.key"))
-    with until_ended():
-        where = f"{nodes[0].host}:{nodes[0].port}"
-        say(f"talking to {where}; details are in {folders[0] / LOG}. End with Ctrl-C.")
-        for sentence in Care(nodes, all_data).keep_running():
-            say(f"{time.strftime('%H:%M:%S')} {sentence}")
+    say(f"talking to {nodes[0].host}:{nodes[0].port}; details are in {folders[0] / LOG}. End with Ctrl-C.")
+    become_keeper(folders, all_data)
 
 
 for command in (

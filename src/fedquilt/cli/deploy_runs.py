@@ -103,6 +103,7 @@ def status(folder: Where = Path(".")) -> None:
     """Say who is there and how the runs stand."""
     with flower():
         from fedquilt.deploy.ops.runs import is_led
+        from fedquilt.deploy.ops.sent_away import sent_away
         from fedquilt.deploy.ops.superlink import who_is_there
         from fedquilt.deploy.project import Project
 
@@ -112,8 +113,8 @@ def status(folder: Where = Path(".")) -> None:
     say("server   " + (f"running, {where}" if there is not None else "not running"))
     for name in project.clients:
         say(f"client   {name:<24} {(there or {}).get(name, 'not seen')}")
-    for line in refusals(project.server_folder / "refused.jsonl"):
-        say(f"refused  {line['time']} {line['client'] or 'a stranger'}: {line['reason']}")
+    for line in sent_away(project):
+        say(f"refused  {line}")
     for path in sorted(project.runs.glob("*/status.json"), key=lambda path: path.stat().st_mtime):
         found = json.loads(path.read_text())
         at = f"round {found['round']} of {found['rounds']}" if "round" in found else found.get("error", "")
@@ -144,12 +145,6 @@ def choose(method: str, merge: str, settings: list[str] | tuple[()]) -> dict[str
         "merge": {"name": merge, **placed["merge"]},
         **({"dp": Privacy(**placed["dp"]).text} if placed["dp"] else {}),
     }
-
-
-def refusals(path: Path, most: int = 5) -> list[dict[str, str]]:
-    """The last requests that the server's door sent away."""
-    found = path.read_text().splitlines()[-most:] if path.is_file() else []
-    return [json.loads(line) for line in found]
 
 
 def to_look_at(folder: Path) -> list[str]:

@@ -1,9 +1,14 @@
-"""A device, or a site with many: the process of its clients, started again when it ends, until somebody ends us."""
+"""A device, or a site with many: the process of its clients, started again when it ends, until somebody ends us.
+
+`fedquilt deploy client` becomes this module once it has looked at its words: what stays for months beside the clients'
+process is small, and imports next to nothing.
+"""
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedquilt.deploy.ops.processes import Service, environment
-from fedquilt.deploy.project import Node
 
 BEAT, LOG = "node.beat", "node.log"  # a file that the process touches while it moves; what it has to say in detail
 REFUSED = "refused: "  # before the sentence about why it cannot start at all
@@ -21,23 +25,30 @@ _HUNG = 120.0  # seconds without a beat after which a process is ended from outs
 _CALM = 120.0  # seconds that it must have lived for the pauses to be short again
 
 
-def start_nodes(nodes: Sequence[Node], all_data: Sequence[Path]) -> Service:
+def start_nodes(folders: Sequence[Path], all_data: Sequence[Path]) -> Service:
     """Starts the process of some clients; what their owner should know comes on its standard output."""
-    first = nodes[0].folder
-    command = [sys.executable, "-m", "fedquilt.deploy.device.node"]
-    for node, data in zip(nodes, all_data, strict=True):
-        command += [str(node.folder), str(data.resolve())]
-    env = environment(first / "flower")
+    command = [sys.executable, "-m", "fedquilt.deploy.device.node", *words_for(folders, all_data)]
+    env = environment(folders[0] / "flower")
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
-    what = f"client '{nodes[0].name}'" + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
-    return Service.start(what, command, first / LOG, env, stdout=subprocess.PIPE)
+    return Service.start("the clients' process", command, folders[0] / LOG, env, stdout=subprocess.PIPE)
+
+
+def words_for(folders: Sequence[Path], all_data: Sequence[Path]) -> list[str]:
+    """Clients' folders, each followed by its data, as words of a command."""
+    return [str(path.resolve()) for pair in zip(folders, all_data, strict=True) for path in pair]
+
+
+def become_keeper(folders: Sequence[Path], all_data: Sequence[Path]) -> None:
+    """Turns this process into the one that watches over some clients; it does not come back."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", __name__, *words_for(folders, all_data)])
 
 
 @dataclass
 class Care:
     """Watches over the clients of some folders; what happens to them is a sentence each."""
 
-    nodes: Sequence[Node]
+    folders: Sequence[Path]
     all_data: Sequence[Path]
     pause: float = 2.0
 
@@ -49,7 +60,7 @@ class Care:
         """
         pause, first = self.pause, True
         while True:
-            service = start_nodes(self.nodes, self.all_data)
+            service = start_nodes(self.folders, self.all_data)
             start = time.monotonic()
             wrong = ""
             try:
@@ -71,7 +82,7 @@ class Care:
         """What the process says, until it ends or does nothing any more."""
         pipe, rest = service.process.stdout, b""
         assert pipe is not None
-        beat, seen, moved = self.nodes[0].folder / BEAT, 0.0, time.monotonic()
+        beat, seen, moved = self.folders[0] / BEAT, 0.0, time.monotonic()
         while True:
             if select.select([pipe], [], [], 5)[0]:
                 found = os.read(pipe.fileno(), 65536)
@@ -90,3 +101,22 @@ class Care:
     def _last_words(self, service: Service) -> str:
         words = service.tail(1).strip()
         return "its process ended" + (f", after these words: {words[:200]}" if words else "")
+
+
+def main() -> int:
+    """`python -m fedquilt.deploy.ops.client_processes FOLDER DATA [FOLDER DATA ...]`: until it is ended, a good end."""
+    paths = [Path(word) for word in sys.argv[1:]]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for sentence in Care(paths[::2], paths[1::2]).keep_running():
+            print(f"{time.strftime('%H:%M:%S')} {sentence}", flush=True)
+    except KeyboardInterrupt:
+        print("ended", flush=True)
+        return 0
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

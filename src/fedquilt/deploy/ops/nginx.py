@@ -27,6 +27,7 @@ FLEET_PATHS = (
     "pull-object",
     "confirm-message-received",
 )
+STRANGERS = "strangers.log"
 _CONNECTIONS = 256  # of one address at a time: a site with many devices has one, and so has an attacker
 SELF_REGISTRATION = ("register-node", "unregister-node")  # only where node authentication was switched off
 
@@ -46,6 +47,10 @@ http {{
     default "";
 {keys}
   }}
+  # And one for each whom this gate sent away for a key that it does not know: `deploy status` tells of them.
+  map "$status$client" $unknown {{ default 0; "401" 1; }}
+  log_format unknown '$time_iso8601 $remote_addr $http_flwr_public_key';
+  access_log "{folder}/{strangers}" unknown if=$unknown;
   limit_conn_zone $binary_remote_addr zone=addresses:10m;
   limit_conn_status 503;
   server_tokens off;
@@ -126,6 +131,7 @@ def configuration(
     known = '\n      if ($client = "") { return 401; }' if authentication else ""
     return _CONFIGURATION.format(
         folder=folder,
+        strangers=STRANGERS,
         address=address,
         port=port,
         inner_port=inner_port,

@@ -119,7 +119,7 @@ class ServerSide:
     def _logs(self) -> list[Path]:
         """Files that grow while the server runs."""
         folder = self.project.server_folder
-        gate = [folder / "nginx" / "access.log", folder / "nginx" / "error.log"]
+        gate = [folder / "nginx" / name for name in ("access.log", "error.log", nginx.STRANGERS)]
         return [service.log for service in self.services.values()] + [folder / REFUSED, *gate]
 
     def _again(self, name: str) -> None:

@@ -13,12 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from fedquilt.deploy.ops.sent_away import sent_away
 from fedquilt.deploy.ops.superlink import who_is_there
 from fedquilt.deploy.project import Project
 
 _PAGE = """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="5"><title>{title}</title>
 <style>body{{font:14px sans-serif;margin:2em}}td,th{{padding:.2em 1em;text-align:left}}</style>
-<h1>{title}</h1><h2>Clients</h2><table>{clients}</table><h2>Runs</h2>
+<h1>{title}</h1><h2>Clients</h2><table>{clients}</table>{refused}<h2>Runs</h2>
 <table><tr><th>run<th>state<th>round<th>last exchange<th>up<th>down<th>left out</tr>{runs}</table>
 """
 
@@ -82,16 +83,17 @@ def metrics(clients: dict[str, str], runs: list[RunFacts]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(title: str, clients: dict[str, str], runs: list[RunFacts]) -> str:
-    """The facts as a page that renews itself."""
+def page(title: str, clients: dict[str, str], runs: list[RunFacts], refused: list[str]) -> str:
+    """The facts as a page that renews itself; `refused` has a sentence about each whom the server sent away."""
     rows = "".join(f"<tr><td>{escape(name)}<td>{escape(state)}</tr>" for name, state in clients.items())
     lines = ""
     for run in reversed(runs):
-        refused = ", ".join(f"{client}: {code} {count}x" for (client, code), count in sorted(run.refused.items()))
+        left_out = ", ".join(f"{client}: {code} {count}x" for (client, code), count in sorted(run.refused.items()))
         cells = (run.name, run.state, f"{run.round} of {run.rounds}", f"{run.seconds:.1f} s", f"{run.up / 1e6:.1f} MB")
-        shown = "".join(f"<td>{escape(cell)}" for cell in (*cells, f"{run.down / 1e6:.1f} MB", refused))
+        shown = "".join(f"<td>{escape(cell)}" for cell in (*cells, f"{run.down / 1e6:.1f} MB", left_out))
         lines += f"<tr>{shown}</tr>"
-    return _PAGE.format(title=escape(title), clients=rows, runs=lines)
+    told = "<h2>Sent away</h2>" + "<br>".join(map(escape, refused)) if refused else ""
+    return _PAGE.format(title=escape(title), clients=rows, refused=told, runs=lines)
 
 
 @contextmanager
@@ -105,7 +107,8 @@ def served(project: Project, port: int) -> Iterator[int]:
             if self.path == "/metrics":
                 kind, text = "text/plain; version=0.0.4", metrics(clients, all_runs(project))
             elif self.path == "/":
-                kind, text = "text/html; charset=utf-8", page(str(project.folder), clients, all_runs(project))
+                kind = "text/html; charset=utf-8"
+                text = page(str(project.folder), clients, all_runs(project), sent_away(project))
             else:
                 self.send_error(404)
                 return
