@@ -1,181 +1,109 @@
 """The five systems and their baselines on their own scenarios, on real data: the rows behind docs/results.md.
 
-    python benchmarks/papers.py                      # everything that is not in results/ yet
-    python benchmarks/papers.py feddl-har --seeds 3  # one experiment
-    python benchmarks/papers.py --table              # what is in results/, as tables
+    python benchmarks/papers.py                                    # everything that is not in results/ yet
+    python benchmarks/papers.py feddl-har --seeds 3                # one experiment
+    python benchmarks/papers.py --device cuda --jobs 8 --minutes 8 # runs side by side, for a while
+    python benchmarks/papers.py --table                            # what is in results/, as tables
 
-Each experiment writes results/NAME.jsonl: a first line with the command, the commit and the settings, then one row per
-seed, method, client, read-out and split, of the last round. A run that is there already is not repeated. The data come
-from FEDQUILT_DATA.
+Each experiment of experiments.py writes results/NAME.jsonl: a first line with the command, the commit and the settings;
+for each seed and method a line about the run, with its mean accuracy over the rounds; then a row for each client and
+read-out, of the last round's test samples. The first seed of everything comes first. A run that is there already is not
+repeated, so whoever stops it goes on later. The data come from FEDQUILT_DATA.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import multiprocessing
 import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
+from experiments import EXPERIMENTS
 
 import fedquilt as fq
 
 RESULTS = Path(__file__).parent.parent / "results"
-BOTH = ("received", "adapted")
-Methods = Mapping[str, tuple[str, Mapping[str, Any]]]  # how a row calls it -> method and its settings
+LOOKS = 10  # how often a run is measured
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """A scenario with its settings, and the methods compared there."""
+class Task(NamedTuple):
+    """A run to be made."""
 
-    scenario: str
-    settings: Mapping[str, Any]
-    training: Mapping[str, Any]
-    methods: Methods
-    readouts: tuple[str, ...] = BOTH
-    why: str = ""
-    own_training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    own_readouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # for who refuses one of them
-    groups: Mapping[str, str] = field(default_factory=dict)  # how clients' names begin -> a column of their own
+    title: str  # of the experiment
+    method: str  # as its rows call it
+    seed: int
+    device: str
+    engine: str
 
 
-def _plain(*names: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    return {name: (name, {}) for name in names}
-
-
-def _cameras(labels: int, settings: Mapping[str, Any], training: Mapping[str, Any], why: str) -> Experiment:
-    # the paper's FedAvg federates each kind of device by itself
-    per_device = {"fedavg-per-device": ("modfl", {"by": {"configuration": "device", "operation": "device"}})}
-    return Experiment(
-        "modfl-cameras", {"labels": labels, **settings}, training,
-        _plain("local", "fedavg", "fedper", "modfl") | (per_device if labels == 9 else {}), why=why,
-        groups={"gen2-": "colour %", "gen1-": "grey %"},
-    )  # fmt: skip
-
-
-_POOL = {"blocks": (2, 2, 2), "width": 128}  # the paper's pool for CIFAR, with blocks of a width for small clients
-_FULL = "72 clients, 200 rounds as in the paper, with CIFAR-10 through two cameras for CIFAR-10 and STL-10"
-_SMALL = "18 of 72 clients with 126 images each, 20 of 200 rounds"
-
-
-def _wearables(labels: int, rounds: int = 100, lr: float = 0.01) -> Experiment:
-    why = "2000 rounds at a rate of 0.001, as in the paper" if rounds == 2000 else f"{rounds} rounds at a rate of {lr}"
-    return Experiment(
-        "modfl-wearables", {"labels": labels}, {"rounds": rounds, "lr": lr},
-        _plain("local", "fedavg", "fedper", "modfl"), why=why,
-    )  # fmt: skip
-
-
-_FEDEM = ("local", "fedavg", "fedprox", "clustered", "ditto", "fedrep", "apfl", "pfedme", "fedem")
-
-
-def _fedem(model: str, fraction: float, rounds: int, why: str) -> Experiment:
-    """FedEM's and kNN-Per's table, with FedMN's: 80 clients."""
-    return Experiment(
-        "fedem-cifar10", {"model": model, "fraction": fraction}, {"rounds": rounds},
-        _plain(*_FEDEM) | {"fedmn": ("fedmn", _POOL)}, (*BOTH, "fine-tuned-chosen", "knn"), why=why,
-        own_readouts={"fedmn": BOTH}, own_training={"pfedme": {"momentum": 0.0}},
-    )  # fmt: skip
-
-
-def _feddl(interval: int, epochs: int, why: str) -> Experiment:
-    """FedDL's own regime: 8 users with at most 80 windows, one scale for all."""
-    return Experiment(
-        "feddl-har", {"clients": 8, "scale": "all", "windows": 80}, {"epochs": epochs},
-        _plain("local", "fedavg", "pfedme") | {
-            "fedper": ("fedper", {"personal": 3}),  # the paper's K
-            "feddl": ("feddl", {"interval": interval}),
-            "feddl-average": ("feddl", {"interval": interval, "linkage": "average"}),
-        }, BOTH, why=why,
-    )  # fmt: skip
-
-
-_EPOCHS, _STEPS = "R = 30 read as epochs", "R = 30 read as steps: 15 epochs of two steps"
-
-
-EXPERIMENTS: dict[str, Experiment] = {
-    "feddl-har-8-epochs-2": _feddl(2, 30, _EPOCHS), "feddl-har-8-epochs-8": _feddl(8, 30, _EPOCHS),
-    "feddl-har-8-steps-2": _feddl(2, 15, _STEPS), "feddl-har-8-steps-8": _feddl(8, 15, _STEPS),
-    "feddl-har": Experiment(
-        "feddl-har", {}, {},
-        _plain("local", "fedavg", "fedper") | {
-            "feddl": ("feddl", {}), "feddl-average": ("feddl", {"linkage": "average"}),
-        }, BOTH, why="40 rounds of 30 local epochs, as in the paper",
-    ),
-    "modfl-wearables-4": _wearables(4), "modfl-wearables-2": _wearables(2), "modfl-wearables-5": _wearables(5),
-    **{f"modfl-wearables-{p}-2000": _wearables(p, 2000, 0.001) for p in (2, 4, 5)},
-    "modfl-cameras-3": _cameras(3, {}, {}, _FULL),
-    "modfl-cameras-6": _cameras(6, {}, {}, _FULL),
-    "modfl-cameras-9": _cameras(9, {}, {}, _FULL),
-    "modfl-cameras-small-3": _cameras(3, {"clients": 18, "fraction": 0.15}, {"rounds": 20}, _SMALL),
-    "modfl-cameras-small-6": _cameras(6, {"clients": 18, "fraction": 0.15}, {"rounds": 20}, _SMALL),
-    "animals-labels": Experiment(
-        "animals-labels", {}, {},
-        {
-            "score-sharing": ("score-sharing", {}), "score-sharing-literal": ("score-sharing", {"normalise": False}),
-            "score-sharing-own": ("score-sharing", {"normalise": False, "protocol": "paper", "scored": "own"}),
-        }, ("received", "own"), why="100 images a label and round and 48 x 48 pixels, not 500 and 128 x 128",
-    ),
-    "thesis-mnist": Experiment(
-        "thesis-mnist", {}, {}, _plain("local", "fedavg"), (*BOTH, "best-of-both", "averaged"),
-        why="100 rounds of one epoch, as in the thesis",
-    ),
-    "thesis-cifar10": Experiment(
-        "thesis-cifar10", {"fraction": 0.1}, {"rounds": 50}, _plain("local", "fedavg"),
-        (*BOTH, "best-of-both", "averaged"), why="a tenth of the images, 50 of 100 rounds",
-    ),
-    "thesis-cifar10-full": Experiment(
-        "thesis-cifar10", {}, {}, _plain("local", "fedavg"), (*BOTH, "best-of-both", "averaged"),
-        why="100 rounds of one epoch, as in the thesis",
-    ),
-    "fedrep-cifar10": Experiment(
-        "fedrep-cifar10", {}, {},
-        _plain("local", "fedavg", "fedprox", "lg-fedavg", "fedper", "fedrep", "ditto", "apfl", "per-fedavg"),
-        (*BOTH, "fine-tuned-chosen"), why="100 clients with two classes each, 100 rounds of a tenth of them",
-        own_training={"per-fedavg": {"momentum": 0.0}},
-    ),
-    "fedem-cifar10-cnn": _fedem("small-cnn", 1.0, 200, "all images and rounds, a network of two convolutions"),
-    "fedem-cifar10-mobilenet": _fedem("mobilenet-v2", 0.25, 100, "a quarter of the images, 100 of 200 rounds"),
-    "fedem-cifar10": Experiment(
-        "fedem-cifar10", {"fraction": 0.05, "clients": 20, "model": "small-cnn"}, {"rounds": 20, "batch": 32},
-        _plain("local", "fedavg", "fedprox") | {
-            "fedmn": ("fedmn", _POOL), "fedmn-concat": ("fedmn", {**_POOL, "joint": "concat"}),
-        },
-        (*BOTH, "fine-tuned"),
-        why="a twentieth of the images, 20 of 80 clients, a small CNN for MobileNet-v2, 20 of 200 rounds",
-    ),
-}  # fmt: skip
-
-
-def run_one(experiment: Experiment, name: str, seed: int, device: str, engine: str) -> Iterator[dict[str, Any]]:
-    """The last round of one method with one seed, row by row."""
+def run_one(task: Task) -> Iterator[dict[str, Any]]:
+    """One method with one seed: the line about the run, then the rows of its last round."""
+    experiment, name, seed = EXPERIMENTS[task.title], task.method, task.seed
     method, settings = experiment.methods[name]
     scenario = fq.scenarios.build(experiment.scenario, seed=seed, **experiment.settings)
     training = scenario.training.but({**experiment.training, **experiment.own_training.get(name, {})})
     readouts = ("received",) if method == "local" else experiment.own_readouts.get(name, experiment.readouts)
     start = time.perf_counter()
     result = fq.run(
-        scenario, method, seed=seed, settings=settings, training=training, readouts=readouts, device=device,
-        engine=engine, alone=False, evaluate_every=training.rounds,
+        scenario, method, seed=seed, settings=settings, training=training, readouts=readouts, device=task.device,
+        engine=task.engine, alone=False, evaluate_every=max(1, training.rounds // LOOKS),
     )  # fmt: skip
+    scores: dict[str, dict[str, dict[int, list[float]]]] = {}  # split, read-out, round
+    for row in result.rows:
+        mine = scores.setdefault(row["split"], {}).setdefault(row["readout"], {})
+        mine.setdefault(row["round"], []).append(row["accuracy"])
+    means = {
+        split: {r: {n: round(statistics.fmean(v), 5) for n, v in rounds.items()} for r, rounds in by_readout.items()}
+        for split, by_readout in scores.items()
+    }
     summary = result.summary
     yield {
         "run": name, "seed": seed, "seconds": round(time.perf_counter() - start, 1), "engine": summary["engine"],
-        "megabytes_up": summary["megabytes_up"], "megabytes_down": summary["megabytes_down"],
-        "plan": str(result.plan).split("\n"),
+        "device": task.device, "commit": commit(), "megabytes_up": summary["megabytes_up"],
+        "megabytes_down": summary["megabytes_down"], "over_rounds": means, "plan": str(result.plan).split("\n"),
     }  # fmt: skip
     for row in result.rows:
-        kept = ("round", "client", "readout", "split", "accuracy", "f1", "samples")
-        yield {"method": name, "seed": seed, **{key: row[key] for key in kept}}
+        if row["round"] == training.rounds and row["split"] == "test":
+            shown = {key: round(row[key], 5) for key in ("accuracy", "f1")}
+            kept = {key: row[key] for key in ("round", "client", "readout", "split", "samples")}
+            yield {"method": name, "seed": seed, **kept, **shown}
+
+
+def attempt(task: Task) -> tuple[Task, list[dict[str, Any]], str]:
+    """A run's lines, or why there are none: in a worker, where one that fails is not to end the others."""
+    try:
+        return task, list(run_one(task)), ""
+    except Exception as error:
+        return task, [], f"{type(error).__name__}: {error}"
+
+
+def keep(path: Path, title: str, lines: list[dict[str, Any]], device: str) -> None:
+    """Adds a run to its file in one piece, whoever else adds to it; not one that is there already."""
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not path.stat().st_size:
+            file.write(json.dumps(_header(title, device)) + "\n")
+            file.flush()
+        if (lines[0]["run"], lines[0]["seed"]) not in done(path):
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _header(title: str, device: str) -> dict[str, Any]:
+    experiment = EXPERIMENTS[title]
+    return {
+        "experiment": title, "command": f"python benchmarks/papers.py {title}", "commit": commit(),
+        "scenario": experiment.scenario, "settings": dict(experiment.settings), "training": dict(experiment.training),
+        "scaled": experiment.why, "torch": torch.__version__, "python": platform.python_version(), "device": device,
+    }  # fmt: skip
 
 
 def commit() -> str:
@@ -230,46 +158,67 @@ def _with_spread(means: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiments", nargs="*", help=f"of {', '.join(EXPERIMENTS)}; default: all")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 0 to this less 1; default: 3")
     parser.add_argument("--methods", nargs="*", help="only these; default: all of an experiment")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engine", default="auto")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, in processes of one thread; default: 1")
+    parser.add_argument("--minutes", type=float, help="stop after so long; what is not finished by then is left out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where rows are kept")
     parser.add_argument("--table", action="store_true", help="only show what is kept")
     arguments = parser.parse_args()
     kept: Path = arguments.out
-    if arguments.table:
-        print("\n".join(table(kept / f"{t}.jsonl") for t in EXPERIMENTS if (kept / f"{t}.jsonl").is_file()))
-        return
-    console = Console(stderr=True)
-    wrong = set(arguments.experiments) - set(EXPERIMENTS)
+    titles = arguments.experiments or list(EXPERIMENTS)
+    wrong = set(titles) - set(EXPERIMENTS)
     if wrong:
         parser.error(f"there is no experiment {', '.join(sorted(wrong))}; there are {', '.join(EXPERIMENTS)}")
+    if arguments.table:
+        print("\n".join(table(kept / f"{t}.jsonl") for t in titles if (kept / f"{t}.jsonl").is_file()))
+        return
     kept.mkdir(exist_ok=True)
-    for title in arguments.experiments or EXPERIMENTS:
-        experiment, path = EXPERIMENTS[title], kept / f"{title}.jsonl"
-        if not path.is_file():
-            header = {
-                "experiment": title, "command": f"python benchmarks/papers.py {title}", "commit": commit(),
-                "scenario": experiment.scenario, "settings": dict(experiment.settings),
-                "training": dict(experiment.training), "scaled": experiment.why, "torch": torch.__version__,
-                "python": platform.python_version(), "device": arguments.device,
-            }  # fmt: skip
-            path.write_text(json.dumps(header) + "\n")
-        for seed in range(arguments.seeds):
-            for name in experiment.methods:
-                if (name, seed) in done(path) or (arguments.methods and name not in arguments.methods):
-                    continue
-                lines = list(run_one(experiment, name, seed, arguments.device, arguments.engine))
-                with path.open("a") as file:
-                    file.write("".join(json.dumps(line) + "\n" for line in lines))
-                scores = {line["readout"]: [] for line in lines if line.get("split") == "test"}  # type: ignore[var-annotated]
-                for line in lines:
-                    if line.get("split") == "test":
-                        scores[line["readout"]].append(line["accuracy"])
-                means = "  ".join(f"{k} {100 * sum(v) / len(v):.2f}" for k, v in scores.items())
-                console.print(f"{title} {name} seed {seed}: {means}  ({lines[0]['seconds']} s)", highlight=False)
-                sys.stderr.flush()
+    there = {title: done(kept / f"{title}.jsonl") for title in titles}
+    engine = arguments.engine
+    if engine == "auto" and arguments.jobs > 1 and (arguments.device == "cpu" or not torch.cuda.is_available()):
+        engine = "vectorised"  # the cores are taken
+    tasks = [
+        Task(title, name, seed, arguments.device, engine)
+        for seed in range(arguments.seeds)
+        for title in titles
+        for name in EXPERIMENTS[title].methods
+        if (name, seed) not in there[title] and (not arguments.methods or name in arguments.methods)
+    ]
+    good = True
+    for task, lines, why in runs(tasks, arguments.jobs, arguments.minutes):
+        said = f"{task.title} {task.method} seed {task.seed}:"
+        if why:
+            good = False
+            print(f"{said} failed: {why}", file=sys.stderr)
+            continue
+        keep(kept / f"{task.title}.jsonl", task.title, lines, task.device)
+        last = {readout: list(rounds.values())[-1] for readout, rounds in lines[0]["over_rounds"]["test"].items()}
+        means = "  ".join(f"{readout} {100 * mean:.2f}" for readout, mean in last.items())
+        print(f"{said} {means}  ({lines[0]['seconds']} s)", file=sys.stderr, flush=True)
+    sys.exit(not good)
+
+
+def runs(tasks: list[Task], jobs: int, minutes: float | None) -> Iterator[tuple[Task, list[dict[str, Any]], str]]:
+    """All runs as they come, so many side by side; those that are under way when time is over are ended."""
+    end = time.monotonic() + 60 * minutes if minutes else float("inf")
+    if jobs == 1:  # here, where an engine may have workers of its own
+        for number, task in enumerate(tasks):
+            if time.monotonic() > end:
+                print(f"time is over; {len(tasks) - number} runs are not made", file=sys.stderr)
+                return
+            yield attempt(task)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, torch.set_num_threads, (1,)) as pool:
+        found = pool.imap_unordered(attempt, tasks)
+        for number in range(len(tasks)):
+            try:
+                yield found.next(None if minutes is None else max(end - time.monotonic(), 0.1))
+            except multiprocessing.TimeoutError:
+                print(f"time is over; {len(tasks) - number} runs are not made", file=sys.stderr)
+                return
 
 
 if __name__ == "__main__":
