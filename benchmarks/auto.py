@@ -2,35 +2,44 @@
 
     python benchmarks/auto.py                                   # all cells, methods and three seeds not in results/ yet
     python benchmarks/auto.py --cells digits mnist-names --seeds 0 1 --methods auto fedavg --device cuda
+    python benchmarks/auto.py --jobs 8 --minutes 10             # eight processes; nothing is begun after ten minutes
     python benchmarks/auto.py --table                           # what is kept, as a table
 
 Rows are appended to results/auto.jsonl, a line for each run (cell, method, seed: scores of every read-out, bytes,
-seconds, the plan, adjusted Rand indices with the planted cohorts, how many clients are worse than alone). A run that is
-there already is not repeated. The data come from FEDQUILT_DATA.
+seconds, what was changed, adjusted Rand indices with the planted cohorts). A run that is there already is not repeated.
+The clients of a cell are trained alone first, as those models vote too. What says most is run first: `auto` and FedAvg,
+then methods that personalise, two ways to keep a copy of one's own near (`near-0.5`: half of the way to what all share,
+and `auto` with Ditto's twin), and the others, each for all cells and seeds. The data come from FEDQUILT_DATA.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import multiprocessing
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import splits
 import torch
 
 import fedquilt as fq
-from fedquilt.readouts import READOUTS
+from fedquilt.authoring import Plan, Roster, State
+from fedquilt.methods import FedAvg
 from fedquilt.sharing import adjusted_rand, circles_by_trait
 
 RESULTS = Path(__file__).parent.parent / "results" / "auto.jsonl"
+RULE = 2  # of `auto` and the vote, counted up where they change: scores by another are not compared
 Builder = Callable[[int], fq.Scenario]
+Row = dict[str, Any]
 
 
 def _cell(name: str, training: Mapping[str, Any] | None = None, **settings: Any) -> Builder:
@@ -68,8 +77,24 @@ def _has_modules(scenario: fq.Scenario) -> bool:
     return isinstance(units, Mapping) and set(units) == {"configuration", "operation"}
 
 
-def settings_of(method: str, cell: str, scenario: fq.Scenario) -> tuple[str, dict[str, Any]] | None:
-    """A method's name and its settings in a cell; None where it does not apply."""
+@dataclass(frozen=True)
+class Near(FedAvg):
+    """FedAvg whose clients go only a part of the way from their own copies to what all share."""
+
+    name: ClassVar[str] = "near"
+    pull: float = 0.5
+
+    def plan(self, state: State, roster: Roster) -> Plan:
+        units = super().plan(state, roster).units
+        return Plan(
+            {u: fq.UnitPlan(p.circle, p.weight, self.pull) for u, p in units.items() if isinstance(p, fq.UnitPlan)}
+        )
+
+
+def settings_of(method: str, cell: str, scenario: fq.Scenario) -> tuple[str | fq.Method, dict[str, Any]] | None:
+    """A method, or its name, and its settings in a cell; None where it does not apply."""
+    if method.startswith("near-"):
+        return Near(float(method.removeprefix("near-"))), {}
     cohorts = {client.traits.get("cohort") for client in scenario.clients}
     if method in ("modfl", "modfl-found"):
         how = "found" if method == "modfl-found" else "cohort"
@@ -86,40 +111,49 @@ def settings_of(method: str, cell: str, scenario: fq.Scenario) -> tuple[str, dic
     return method, {}
 
 
-METHODS = (
-    "auto", "local", "fedavg", "fedper", "fedrep", "ditto", "ifca", "clustered", "fedamp", "modfl", "modfl-found",
-    "feddl", "fedmn",
-)  # fmt: skip
+TIERS = (
+    ("auto", "fedavg"),
+    ("ditto", "fedamp", "clustered", "ifca", "modfl"),
+    ("near-0.5", "near-0.2", "auto+ditto"),
+    ("fedper", "fedrep", "modfl-found", "feddl", "fedmn"),
+)
+METHODS = ("auto", "local", *(method for tier in TIERS for method in tier if method != "auto"))
 
 
-def run_one(cell: str, method: str, seed: int, device: str, engine: str) -> dict[str, Any]:
-    """One run as a row; a method that does not apply to a cell says so in its row."""
+def run_cell(
+    cell: str, seed: int, methods: Sequence[str], device: str = "auto", engine: str = "auto", threads: int | None = None
+) -> Iterator[Row]:
+    """The row of the clients alone, then one for each method; one that does not apply says so in its row."""
     scenario = CELLS[cell](seed)
-    row: dict[str, Any] = {"cell": cell, "method": method, "seed": seed}
-    found = settings_of(method, cell, scenario)
-    if found is None:
-        return row | {"skipped": "it does not apply here"}
-    name, settings = found
-    readouts = [r for r in ("received", "adapted", "fine-tuned", "vote") if r in READOUTS]
-    start = time.perf_counter()
-    try:
-        result = fq.run(
-            scenario, name, seed=seed, settings=settings, device=device, engine=engine, alone=False,
-            readouts=["received"] if name == "local" else readouts, evaluate_every=scenario.training.rounds,
-        )  # fmt: skip
-    except ValueError as error:  # a method that refuses a federation says why
-        return row | {"skipped": str(error)}
-    row |= {"seconds": round(time.perf_counter() - start, 1), "commit": _commit(), "torch": torch.__version__}
-    row |= {key: result.summary[key] for key in ("engine", "megabytes_up", "megabytes_down")}
-    row["plan"] = str(result.plan).split("\n")
-    row["decisions"] = result.summary.get("decisions", [])
-    row["rand"] = _rand(result, scenario)
-    for split in ("validation", "test"):
-        row[split] = {}
-        for line in result.rows:
-            if line["split"] == split:
-                row[split].setdefault(line["readout"], {})[line["client"]] = line["accuracy"]
-    return row
+    row: Row = {"cell": cell, "seed": seed, "rule": RULE, "commit": _commit(), "torch": torch.__version__}
+    how: dict[str, Any] = {"seed": seed, "device": device, "engine": engine, "threads": threads}
+    how["evaluate_every"] = scenario.training.rounds
+    alone = fq.run(scenario, "local", alone=False, readouts=["received"], **how)
+    yield row | {"method": "local"} | _scores(alone)
+    for method in methods:
+        found = settings_of(method, cell, scenario)
+        if found is None:
+            yield row | {"method": method, "skipped": "it does not apply here"}
+            continue
+        name, settings = found
+        try:
+            readouts = ["received", "adapted", "fine-tuned", "vote"]
+            result = fq.run(scenario, name, settings=settings or None, alone=alone, readouts=readouts, **how)
+        except ValueError as error:  # a method that refuses a federation says why
+            yield row | {"method": method, "skipped": str(error)}
+            continue
+        changes = {"changes": result.summary["changes"]} if "changes" in result.summary else {}
+        yield row | {"method": method} | _scores(result) | changes | {"rand": _rand(result, scenario)}
+
+
+def _scores(result: fq.Run) -> Row:
+    """What a run took and what each client scored, in the order of clients; validation only of what is safe by it."""
+    scores: dict[str, dict[str, list[float]]] = {"validation": {}, "test": {}}
+    for line in result.rows:
+        if line["split"] == "test" or line["readout"] in ("vote", "received"):
+            scores[line["split"]].setdefault(line["readout"], []).append(round(line["accuracy"], 6))
+    keys = ("engine", "megabytes_up", "megabytes_down")
+    return {"seconds": round(result.seconds, 1)} | {key: result.summary[key] for key in keys} | scores
 
 
 def _rand(result: fq.Run, scenario: fq.Scenario) -> dict[str, float]:
@@ -137,17 +171,40 @@ def _commit() -> str:
     return found.stdout.strip()
 
 
-def kept(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+def kept(path: Path) -> list[Row]:
+    """Rows that can be compared: of each cell the runs of `auto` and the votes by its newest rule, and all the rest."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    newest: dict[str, int] = {}
+    for row in rows:
+        if row["method"] == "auto":
+            newest[row["cell"]] = max(row.get("rule", 1), newest.get(row["cell"], 1))
+    found: dict[tuple[str, str, int], Row] = {}
+    for row in rows:
+        key, now = (row["cell"], row["method"], row["seed"]), row.get("rule", 1) == newest.get(row["cell"], 1)
+        if row["method"] == "auto" and not now:
+            continue
+        for split in {"validation", "test"} & row.keys():
+            scores = {r: list(v.values()) if isinstance(v, dict) else v for r, v in row[split].items()}
+            row[split] = {readout: each for readout, each in scores.items() if now or readout != "vote"}
+        if key not in found or now:
+            found[key] = row
+    return list(found.values())
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def append(path: Path, row: Row) -> None:
+    """Write a row at the end of a file, one process at a time."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(row) + "\n")
+
+
+def table(rows: list[Row]) -> str:
     """Mean test accuracy in percent by cell (mean over seeds), of every method with its best read-out in hindsight."""
     scores: dict[tuple[str, str], dict[str, list[float]]] = {}
     for row in rows:
         for readout, clients in row.get("test", {}).items():
             mine = scores.setdefault((row["cell"], row["method"]), {}).setdefault(readout, [])
-            mine.append(100 * statistics.fmean(clients.values()))
+            mine.append(100 * statistics.fmean(clients))
     methods = [m for m in METHODS if any(method == m for _, method in scores)]
     text = [f"| cell | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
     for cell in dict.fromkeys(cell for cell, _ in scores):
@@ -160,13 +217,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
-def verdict(rows: list[dict[str, Any]]) -> str:
+def verdict(rows: list[Row]) -> str:
     """Auto with the vote against the best fixed method and read-out in hindsight, cell by cell, and against FedAvg+.
 
     Differences are paired by seed, with their standard error; a method counts in a cell where it ran all of auto's
     seeds. FedAvg+ is FedAvg fine-tuned for a round or for ten epochs, whichever is better in hindsight.
     """
-    scores: dict[tuple[str, str, str], dict[int, dict[str, float]]] = {}
+    scores: dict[tuple[str, str, str], dict[int, list[float]]] = {}
     for row in rows:
         for readout, clients in row.get("test", {}).items():
             scores.setdefault((row["cell"], row["method"], readout), {})[row["seed"]] = clients
@@ -184,7 +241,7 @@ def verdict(rows: list[dict[str, Any]]) -> str:
         error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
         plus = max(means.get((cell, "fedavg", readout), 0.0) for readout in ("adapted", "fine-tuned"))
         alone = scores.get((cell, "local", "received"), {})
-        worse = [sum(mine[s][c] < alone[s][c] for c in mine[s]) for s in mine if s in alone]
+        worse = [sum(a < b for a, b in zip(mine[s], alone[s], strict=True)) for s in mine if s in alone]
         planted = not cell.endswith(UNPLANTED)
         ours = [row["rand"].values() for row in rows if (row["cell"], row["method"]) == (cell, "auto")]
         found = [(max if planted else min)(each, default=1.0) for each in ours]
@@ -196,9 +253,39 @@ def verdict(rows: list[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
-def _mean(by_seed: Mapping[int, Mapping[str, float]], seeds: Iterable[int]) -> float:
+def _mean(by_seed: Mapping[int, Sequence[float]], seeds: Iterable[int]) -> float:
     """Per cent, over clients and some seeds."""
-    return 100 * statistics.fmean(statistics.fmean(by_seed[seed].values()) for seed in seeds)
+    return 100 * statistics.fmean(statistics.fmean(by_seed[seed]) for seed in seeds)
+
+
+Job = tuple[str, int, list[str]]  # a cell, a seed, and methods
+
+
+def jobs_of(
+    cells: Sequence[str], seeds: Sequence[int], methods: Sequence[str], done: set[tuple[str, str, int]]
+) -> list[Job]:
+    """What is left to do, what says most first."""
+    found = []
+    for tier in TIERS:
+        for seed in seeds:
+            for cell in cells:
+                left = [m for m in tier if m in methods and (cell, m, seed) not in done]
+                found += [(cell, seed, left)] if left else []
+    return found
+
+
+def work(job: Job, path: Path, until: float, device: str, engine: str, threads: int | None) -> None:
+    """Run a job and keep its rows, each when it is there; nothing is begun after `until`."""
+    cell, seed, methods = job
+    if time.time() > until:
+        return
+    for row in run_cell(cell, seed, methods, device, engine, threads):
+        append(path, row)
+        means = {r: f"{100 * statistics.fmean(v):.1f}" for r, v in row.get("test", {}).items()}
+        said = (means or row.get("skipped"), f"({row.get('seconds', 0)} s)")
+        print(cell, row["method"], seed, *said, file=sys.stderr, flush=True)
+        if time.time() > until:
+            return
 
 
 def main() -> None:
@@ -209,23 +296,28 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where rows are kept")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side, on one GPU or on cores")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after so long nothing more is begun")
     parser.add_argument("--table", action="store_true", help="only show what is kept")
     arguments = parser.parse_args()
     if arguments.table:
         print(f"{table(kept(arguments.out))}\n\n{verdict(kept(arguments.out))}")
         return
     arguments.out.parent.mkdir(exist_ok=True)
-    done = {(row["cell"], row["method"], row["seed"]) for row in kept(arguments.out)}
-    for seed in arguments.seeds:
-        for cell in arguments.cells:
-            for method in arguments.methods:
-                if (cell, method, seed) in done or method not in {*fq.methods.METHODS, "modfl-found"}:
-                    continue
-                row = run_one(cell, method, seed, arguments.device, arguments.engine)
-                with arguments.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                means = {r: f"{100 * statistics.fmean(v.values()):.1f}" for r, v in row.get("test", {}).items()}
-                print(cell, method, seed, means or row.get("skipped"), f"({row.get('seconds', 0)} s)", file=sys.stderr)
+    done = {(row["cell"], row["method"], row["seed"]) for row in kept(arguments.out) if row.get("rule", 1) == RULE}
+    jobs = jobs_of(arguments.cells, arguments.seeds, arguments.methods, done)
+    until = time.time() + 60 * arguments.minutes
+    threads = 1 if arguments.jobs > 1 else None
+    go = partial(
+        work, path=arguments.out, until=until, device=arguments.device, engine=arguments.engine, threads=threads
+    )
+    if arguments.jobs == 1:
+        for job in jobs:
+            go(job)
+        return
+    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+        for _ in pool.imap_unordered(go, jobs):
+            pass
 
 
 if __name__ == "__main__":

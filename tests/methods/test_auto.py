@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +20,14 @@ import fedquilt as fq
 from fedquilt.client import Change
 from fedquilt.core.federation import Federation
 from fedquilt.data import load
+from fedquilt.interface.messages import Update, Updates
 from fedquilt.methods import FedAvg
 from fedquilt.methods.auto import Auto
 from fedquilt.methods.decisions import by_ballot, in_words
 from fedquilt.methods.hypotheses import enough, groups, joined, nothing_seen, tidy, with_look
+from fedquilt.methods.patches import patches_of
 from fedquilt.sharing import adjusted_rand
+from fedquilt.sharing.evidence import Gain
 from fedquilt.sharing.sketch import sketch
 from fedquilt.testing import check_method
 
@@ -292,7 +297,7 @@ def test_nearest_circles_are_those_that_may_join() -> None:
     assert tidy(joined(circle, values)).tolist() == [0, 0, 0, 0, 1, 1, -1]
 
 
-def asked(received: float, candidate: float, own: float, spread: float = 0.0) -> dict[str, object]:
+def asked(received: float, candidate: float, own: float, spread: float = 0.0) -> dict[str, Any]:
     """A ballot of eight clients about two circles, in which all have about the same losses."""
     wobble = spread * torch.tensor([1.0, -1.0]).repeat(4)[:, None, None]
     losses = torch.tensor([received, candidate, own]).double().expand(8, 2, 3).clone()
@@ -331,3 +336,50 @@ def test_circles_must_beat_what_is_shared_and_what_is_ones_own(
     assert made[0]["changed"] is parts
     assert made[0]["gain"] == pytest.approx(received - candidate)
     assert "round 7: unit head, 8 clients" in in_words(made[0])
+
+
+def test_what_is_nearly_as_good_in_fewer_circles_is_taken() -> None:
+    both = asked(1.0, 0.8, 0.9, 0.05)
+    pairs = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    both |= {"names": ["its own evidence", "its own evidence, more circles"]}
+    both["circles"] = torch.stack([both["circles"][0], pairs])
+    for loss, taken in ((0.792, 2), (0.78, 4)):  # 4 and 9 per cent of the gain more in four circles, the same for all
+        finer = both["losses"][:, :, 1:2] - 0.8 + loss
+        losses = torch.cat([both["losses"][:, :, :2], finer, both["losses"][:, :, 2:]], dim=2)
+        circle, made = by_ballot({**both, "losses": losses}, torch.zeros(8, dtype=torch.int64), 7, 2.0)
+        assert made[0]["circles"] == [1, taken]
+        assert len(circle.unique()) == taken
+
+
+@pytest.mark.parametrize(("errors", "parts"), [(4.0, False), (7.0, True)])  # of eight clients: 2.8 and 3.8 of many
+def test_the_best_of_many_splits_needs_more_than_a_single_test(errors: float, parts: bool) -> None:
+    spread = 0.2 / errors * 7**0.5  # so that the gain of 0.2 is so many standard errors
+    circle, made = by_ballot(asked(1.0, 0.8, 1.2, spread), torch.zeros(8, dtype=torch.int64), 7, Auto().sure)
+    assert made[0]["gain"] / made[0]["error"] == pytest.approx(errors)
+    assert (len(circle.unique()) == 2) is parts
+
+
+def test_few_clients_are_as_sure_as_students_t_says() -> None:
+    for t in (1.0, 3.0, 8.0):  # with three clients the chance is 1/2 - t / 2 sqrt(2 + t^2)
+        exact = -NormalDist().inv_cdf(0.5 - t / (2 * (2 + t * t) ** 0.5))
+        assert Gain(t, 1.0, 3).sure == pytest.approx(exact, abs=0.06)
+        assert Gain(-t, 1.0, 3).sure == -Gain(t, 1.0, 3).sure
+
+
+def test_a_client_with_a_place_leaves_it_for_a_gain_that_is_sure_and_is_one() -> None:
+    federation = Federation(planted(clients=6), Auto(), engine="sequential", device="cpu")
+    roster, method = federation.server.roster, Auto()
+    head = list(roster.units)[-1]
+    state = method.begin(roster)
+    state["circle"][head] = torch.tensor([0, 0, 0, 1, 1, 1])
+    for gain, error, waits, moves in (
+        (0.3, 0.01, False, True), (0.03, 0.01, False, False), (1e-8, 1e-10, False, False), (1e-8, 1e-10, True, True),
+    ):  # fmt: skip
+        state["waiting"] = torch.tensor([waits] + [False] * 5)
+        _, patches = patches_of(state["circle"], state["waiting"], roster, 0)
+        assert patches == [(0,), (0,), (1,)] or patches == [(0,), (1,), (0,)]
+        fits = torch.tensor([[0.5 - gain * (patch == (1,)) for patch in patches]], dtype=torch.float64)
+        said = Update(3, (0,), (), {"fits": fits, "errors": torch.full_like(fits, error)})
+        after = method.learn(state, Updates(3, (said,)), roster)
+        assert (int(after["circle"][head][0]) == 1) is moves
+    federation.close()

@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar
+from itertools import combinations
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,9 +18,11 @@ from torch import Tensor, nn
 import fedquilt as fq
 from fedquilt.authoring import ClientInfo, Install, Parts, Plan, Roster, State, Step, Train, nobody, task_loss
 from fedquilt.core.evaluation import look_at
+from fedquilt.core.federation import Federation, RoundReport
 from fedquilt.interface.client_stack import ClientStack, PaddedSplit
 from fedquilt.readouts import KNN, EvaluationContext, FineTuned, FineTunedChosen, Readout, Vote, named
 from fedquilt.readouts.vote import EXPERTS
+from fedquilt.readouts.vote import foreseen as left_out
 
 ROUNDS, RATE = 12, 0.5
 SIZES = {"few": (7, 5, 11), "blind": (12, 0, 8), "many": (30, 9, 6)}  # training, validation and test samples
@@ -183,16 +187,35 @@ def test_fine_tuning_is_chosen_as_by_a_plain_loop(engine: str) -> None:
         assert predicted(run, fixed) == counted(said)
 
 
-def believed(likelihood: list[list[float]], prior: list[float]) -> list[float]:
+def believed(likelihood: list[list[float]], prior: list[float], pseudo: float = 2.0) -> list[float]:
     """EM by hand: likelihood[v][m] of validation sample v by expert m."""
     pi = list(prior)
     for _ in range(10):
-        counts = [2 * p for p in prior]
+        counts = [pseudo * p for p in prior]
         for row in likelihood:
             total = sum(p * value for p, value in zip(pi, row, strict=True))
             counts = [c + p * value / total for c, p, value in zip(counts, pi, row, strict=True)]
-        pi = [c / (len(likelihood) + 2) for c in counts]
+        pi = [c / (len(likelihood) + pseudo) for c in counts]
     return pi
+
+
+def expected_of(likelihood: dict[str, list[list[float]]]) -> list[float]:
+    """What all clients' samples say of five experts: sets of them that count alike, by their likelihood."""
+    sets = [some for size in range(1, 6) for some in combinations(range(5), size)]
+    odds = [math.prod(sum(row[m] for m in some) / len(some) for rows in likelihood.values() for row in rows)
+            for some in sets]  # fmt: skip
+    shares = [sum(o / len(some) for o, some in zip(odds, sets, strict=True) if m in some) / sum(odds) for m in range(5)]
+    return [0.9 * share + 0.1 / 5 for share in shares]
+
+
+def foreseen(likelihood: dict[str, list[list[float]]], prior: list[float], pseudo: float) -> float:
+    """The log-likelihood of all samples, each by a mixture that was weighed without its fold."""
+    total = 0.0
+    for rows in likelihood.values():
+        for v, row in enumerate(rows):
+            others = [other for w, other in enumerate(rows) if w // 4 % 5 != v // 4 % 5]
+            total += math.log(sum(p * value for p, value in zip(believed(others, prior, pseudo), row, strict=True)))
+    return total
 
 
 def experts(run: fq.Run, client: fq.Client) -> list[Way]:
@@ -215,10 +238,11 @@ def test_the_vote_against_a_plain_loop(engine: str) -> None:
     for client in clients:
         said = [expert(client.validation.x) for expert in experts(run, client)]
         likelihood[client.name] = [[float(p[v, y]) for p in said] for v, y in enumerate(client.validation.y.tolist())]
-    first = {name: believed(rows, [0.2] * 5) for name, rows in likelihood.items()}
-    prior = [(first["few"][m] + first["many"][m]) / 2 for m in range(5)]
-    pi = {name: believed(rows, prior) for name, rows in likelihood.items()}
-    assert pi["blind"] == prior
+    prior = expected_of(likelihood)
+    by_pseudo = {pseudo: foreseen(likelihood, prior, pseudo) for pseudo in (2.0, 8.0, 32.0, 128.0, 1e6)}
+    best = max(by_pseudo, key=by_pseudo.__getitem__)
+    pi = {name: believed(rows, prior, best) for name, rows in likelihood.items()}
+    assert pi["blind"] == pytest.approx(prior)
     answered = {}
     for c in clients:
         mixed = torch.stack([p * expert(c.test.x) for p, expert in zip(pi[c.name], experts(run, c), strict=True)])
@@ -226,6 +250,9 @@ def test_the_vote_against_a_plain_loop(engine: str) -> None:
     assert predicted(run, Vote()) == counted(answered)
     look = looked_at(run)
     look.pooled = {"vote": Vote().evidence(look).sum(0)}
+    assert look.pooled["vote"][63:68].tolist() == [0] * 5  # nothing is foreseen before it is known what is expected
+    look.pooled = {"vote": Vote().evidence(look).sum(0)}
+    assert look.pooled["vote"][63:68].tolist() == pytest.approx(list(by_pseudo.values()), abs=1e-4)
     assert list(Vote().experts(look, "test")) == list(EXPERTS[:5])
     assert Vote().weights(look).tolist() == [pytest.approx(pi[name], abs=1e-5) for name in SIZES]
 
@@ -255,6 +282,18 @@ def test_where_nobody_has_validation_samples_the_received_model_is_believed() ->
     assert torch.equal(last["knn"], last["received"])
     assert torch.equal(last["fine-tuned-chosen"], last["received"])
     assert int(last["vote"].sum()) == 11 + 8 + 6
+
+
+def test_clients_that_are_alike_vote_alike_and_others_by_themselves() -> None:
+    """Where experts are as good for all, own weights foresee less than common ones; where each has its own, more."""
+    random = torch.Generator().manual_seed(0)
+    noise = torch.rand(20, 2, 24, generator=random, dtype=torch.float64)  # clients, experts, samples
+    better = torch.zeros(20, 2, 1, dtype=torch.float64)
+    better[::2, 0], better[1::2, 1] = 1.0, 1.0
+    prior, mask = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.ones(20, 24)
+    for table, own in ((noise, False), (noise + better, True)):
+        few, many = (float(left_out(table, mask, torch.arange(24), prior, c, 10).sum()) for c in (2.0, 1e6))
+        assert (few > many) == own
 
 
 def unpadded(view: ClientStack) -> ClientStack:
@@ -386,6 +425,36 @@ def test_the_model_that_is_alone_votes_where_clients_hold_one() -> None:
     for at, client in enumerate(scenario().clients):
         own = probabilities(local.model(client.name), client.test.x)
         assert torch.allclose(said["alone"][at, : len(client.test)], own, atol=1e-5)
+
+
+def test_models_that_a_run_trains_alone_vote_too(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"engine": "sequential", "readouts": ["vote"], "evaluate_every": ROUNDS}
+    run = fq.run(scenario(), "fedavg", out=tmp_path / "run", **how)
+    local = fq.run(scenario(), "local", alone=False, engine="sequential", readouts=["adapted"])
+    said = Vote().experts(looked_at(run), "test")
+    assert list(said) == list(EXPERTS)
+    for at, client in enumerate(scenario().clients):
+        own = probabilities(local.model(client.name), client.test.x)
+        assert torch.allclose(said["alone"][at, : len(client.test)], own, atol=1e-5)
+    answered = {client.name: run.predict(client.name, client.test.x).tolist() for client in scenario().clients}
+    assert predicted(run, Vote()) == counted(answered)
+    given = fq.run(scenario(), "fedavg", alone=local, **how)
+    assert [e.counts.tolist() for e in given.evaluations] == [e.counts.tolist() for e in run.evaluations]
+    without = fq.run(scenario(), "fedavg", alone=False, **how)
+    assert list(Vote().experts(looked_at(without), "test")) == list(EXPERTS[:5])
+
+
+def test_a_run_that_goes_on_asks_the_models_that_were_trained_alone(tmp_path: Path) -> None:
+    def stop(federation: Federation, report: RoundReport) -> None:
+        if report.round == ROUNDS - 2:
+            raise KeyboardInterrupt
+
+    how: dict[str, Any] = {"engine": "sequential", "readouts": ["vote"], "evaluate_every": ROUNDS}
+    with pytest.raises(KeyboardInterrupt):
+        fq.run(scenario(), "fedavg", out=tmp_path / "run", callbacks=[stop], **how)
+    resumed = fq.resume(tmp_path / "run", scenario())
+    assert list(Vote().experts(looked_at(resumed), "test")) == list(EXPERTS)
+    assert predicted(resumed, Vote()) == predicted(fq.run(scenario(), "fedavg", **how), Vote())
 
 
 def test_names_and_settings() -> None:

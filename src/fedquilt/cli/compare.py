@@ -171,7 +171,7 @@ def do(
     A run that fails ends it all, or, where it is forgiving, leaves out its method: the reasons are given back by name.
     """
     from fedquilt.core.federation import pick_device
-    from fedquilt.runs.run import first_ctrl_c
+    from fedquilt.runs.ctrl_c import first_ctrl_c
 
     left = [job for job in todo if not (folder / job.folder / "summary.json").is_file()]
     refused: dict[str, str] = {}

@@ -42,6 +42,7 @@ def look_at(
     def fine_tune(rows: Tensor, epoch: int | None = None, units: str = "all") -> Tensor:
         return simulation.fine_tune(down.ids, rows, down.round, epoch, units)
 
+    twins = simulation.twins
     return EvaluationContext(
         received,
         adapted,
@@ -50,6 +51,7 @@ def look_at(
         fine_tune=fine_tune,
         last=last,
         logits=simulation.terms.method.predicts_logits,
+        twin=None if twins is None else lambda: twins.as_they_are(down.ids),
     )
 
 
@@ -66,15 +68,20 @@ def pool(
     Models are not kept from this look to the next: those of all clients together may be more than there is room for.
     """
     pooling = [readout for readout in due(readouts, last) if readout.pools]
-    said: list[tuple[int, str, Tensor]] = []
     sums: dict[str, Tensor] = {}
-    known = {}
-    for ids in simulation.groups() if pooling else ():
-        look = look_at(simulation, server.instructions(ids), simulation.memory.setdefault(ids, {}), last)
-        said += [(ids[0], readout.name, readout.evidence(look).sum(0).cpu()) for readout in pooling]
-        known[ids] = look.known
-    for _, name, mine in simulation.in_order(said) if pooling else ():
-        sums[name] = sums[name] + mine if name in sums else mine
+    known: dict[tuple[int, ...], Known] = {}
+    for turn in range(max((readout.pools for readout in pooling), default=0)):
+        asked = [readout for readout in pooling if readout.pools > turn]
+        said: list[tuple[int, str, Tensor]] = []
+        for ids in simulation.groups():
+            look = look_at(simulation, server.instructions(ids), simulation.memory.setdefault(ids, {}), last)
+            look.pooled, look.known = sums, known.get(ids, {})
+            said += [(ids[0], readout.name, readout.evidence(look).sum(0).cpu()) for readout in asked]
+            known[ids] = look.known
+        now: dict[str, Tensor] = {}
+        for _, name, mine in simulation.in_order(said):
+            now[name] = now[name] + mine if name in now else mine
+        sums = {**sums, **now}
     return sums, known
 
 
@@ -181,7 +188,8 @@ def predict(simulation: Simulation, server: Server, readout: Readout, number: in
     def shown(view: ClientStack) -> ClientStack:
         return replace(view, tables=lambda split: table if split == "test" else view.tables(split))
 
-    look.received, look.adapted = shown(look.received), shown(look.adapted)
+    look.received, look.adapted, twin = shown(look.received), shown(look.adapted), look.twin
+    look.twin = None if twin is None else lambda: shown(twin())
     look.pooled = pooled
     try:
         answer = readout.predictions(look, "test")[0].cpu()

@@ -69,6 +69,7 @@ class Simulation:
         self.family_states: list[FamilyState] = []
         self.home: dict[int, tuple[int, int]] = {}
         self.memory: dict[tuple[int, ...], dict[str, Tensor]] = {}  # what read-outs keep from round to round
+        self.twins: Simulation | None = None  # the same clients trained alone, where a run has them: read-outs may ask
         self.membership = Membership(terms, self.device)
         self._gather(set())
 
@@ -305,6 +306,12 @@ class Simulation:
             now = self._seen(family_state, ids, own, message, installed=False)
             pairs.append((self._seen(family_state, ids, received, message), now))
         return pairs
+
+    def as_they_are(self, ids: tuple[int, ...]) -> ClientStack:
+        """Clients of one family with what they hold, nothing received."""
+        family_state = self.family_states[self.home[ids[0]][0]]
+        rows = family_state.store.take(family_state.places(ids)).to(self.device)
+        return self._seen(family_state, ids, rows, None, installed=False)
 
     def _seen(
         self, family_state: FamilyState, ids: tuple[int, ...], rows: Tensor, down: Instructions | None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Protocol
 
 import torch
@@ -45,7 +46,8 @@ class EvaluationContext:
     `predict` is how the method predicts, None: by its module alone; `logits` says whether softmax makes probabilities
     of it. `memory` lasts from round to round: a read-out may keep tensors there under its own name. `pooled` has, by
     read-out, the sum over the federation of what its clients gave as `evidence`; a device that is by itself knows no
-    such sums. `known` are scores, by model and split; `splits` is what they are wanted for.
+    such sums. `known` are scores, by model and split; `splits` is what they are wanted for. `twin` gives the same
+    clients as they are when trained alone, where a run has them so.
     """
 
     received: ClientStack
@@ -58,6 +60,7 @@ class EvaluationContext:
     pooled: Mapping[str, Tensor] = field(default_factory=dict)
     known: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     splits: tuple[str, ...] = SPLITS
+    twin: Callable[[], ClientStack] | None = None
     _rows: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -114,11 +117,12 @@ class EvaluationContext:
             )
 
     def alone(self, split: str) -> Tensor | None:
-        """(k, n, classes) scores of clients' models that are trained alone, where they hold a part of that name."""
-        template = self.adapted.family.template
-        if not isinstance(template, Holding) or "alone" not in dict(template.named_children()):
-            return None
-        return self.once("alone", split, lambda: _forward(self.adapted, split, lambda call, x: call(x, part="alone")))
+        """(k, n, classes) scores of clients' models that are trained alone: a part of that name, or the run's twins."""
+        template, twin = self.adapted.family.template, self.twin
+        if isinstance(template, Holding) and "alone" in dict(template.named_children()):
+            part = partial(_of_part, "alone")
+            return self.once("alone", split, lambda: _forward(self.adapted, split, part))
+        return None if twin is None else self.once("alone", split, lambda: _forward(twin(), split))
 
     def once(self, which: str, split: str, make: Callable[[], Tensor | None]) -> Tensor | None:
         """Whatever else is said of a split, (k, n, ...), made on the first call of this name; nothing is not kept."""
@@ -171,6 +175,10 @@ class EvaluationContext:
         return f_by_class(confusion(predicted, table.y, table.mask, self.received.classes))
 
 
+def _of_part(part: str, call: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return call(x, part=part)
+
+
 def _outputs(call: Callable[..., Tensor], x: Tensor) -> Tensor:
     return call(x)
 
@@ -207,12 +215,13 @@ def _nothing(view: ClientStack, table: PaddedSplit) -> Tensor:
 class Readout:
     """A way to predict. `needs_last_round` marks those that cost extra training and are made once, at the end.
 
-    `pools` marks those that want to know what all clients' validation samples say together: see `evidence`.
+    `pools` says how often they are told what all clients' validation samples say together: see `evidence`.
     """
 
     kind: ClassVar[str] = ""
     needs_last_round: ClassVar[bool] = False
-    pools: ClassVar[bool] = False
+    pools: ClassVar[int] = 0
+    asks_alone: ClassVar[bool] = False  # whether models that are trained alone are of use to it
     remembers: ClassVar[bool] = False  # whether it asks models of earlier rounds too
     needs_classes: ClassVar[str] = ""  # what it does with classes, where it has to have some
 
@@ -241,5 +250,8 @@ class Readout:
         return None
 
     def evidence(self, look: EvaluationContext) -> Tensor:
-        """(k, ...) what each client's validation samples say; the sum over all clients is then in `look.pooled`."""
+        """(k, ...) what each client's validation samples say; the sum over all clients is then in `look.pooled`.
+
+        Where `pools` is 2 it is asked twice, and the second time knows the first sum.
+        """
         raise NotImplementedError

@@ -10,9 +10,9 @@ All units start in one circle, as in FedAvg. After a tenth of the rounds, and ag
     wait     what was decided needs some rounds to show: clients that disagree about the output seem to disagree about
              everything, and agree on the units below once they differ above
 
-A plan changes only for a gain of `sure` standard errors. Where nobody has validation samples the look decides alone.
-Some rounds after a split the reverse is put to the vote. Clients that are new, that declared a change, or whose patch
-fits less well than another's, are offered the patches that others wear (`fit`).
+A circle is split only for a gain of `sure` standard errors, and joined again for two: some rounds after a split the
+reverse is put to the vote. Where nobody has validation samples the look decides alone. Clients that are new, that
+declared a change, or whose patch fits less well than another's, are offered the patches that others wear (`fit`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ from fedquilt.interface.method import Method, State
 from fedquilt.interface.steps import Do, Install, Step, Train
 from fedquilt.methods import decisions
 from fedquilt.methods.ballots import BALLOT, CANDIDATES, LOOK, PATCH, ballot, fit, look
-from fedquilt.methods.candidates import measured, new_ballot, sketch_sizes, values_of
+from fedquilt.methods.candidates import backwards, measured, new_ballot, sketch_sizes, values_of
 from fedquilt.methods.decisions import Decision, in_words
 from fedquilt.methods.fedavg import circles_of_shape
 from fedquilt.methods.hypotheses import (  # fmt: skip
-    different,
     enough,
     hypotheses,
-    joined,
     nothing_seen,
     tidy,
     top_down,
@@ -51,7 +49,8 @@ from fedquilt.sharing import PRIVATE, Plan, UnitPlan
 WAITS, LOOKS, VOTES, FITS = "waits", "looks", "votes", "fits"
 _SHARE = 0.08  # of the traffic of FedAvg in 100 rounds, or in as many as there are: what evidence may cost
 _UNTIL = 0.8  # of the rounds: what is found later has no time to show
-_CLEARLY = 2  # times `sure`: a client with a place leaves it for a gain that is so clear
+_CLEARLY = 4.0  # standard errors: a client with a place leaves it for a gain that is so clear,
+_LEAST = 1e-3  # with this added to the error: losses of samples that are learnt by heart hardly differ, and are sure
 _PATIENCE = 6  # rounds that a look or a ballot takes at most, where only some clients take part in each
 
 
@@ -59,8 +58,9 @@ _PATIENCE = 6  # rounds that a look or a ballot takes at most, where only some c
 class Auto(Method):
     """Circles for each unit, found from evidence.
 
-    `lam` says how much of a disagreement counts: a client that trains on by itself makes up for the rest. A plan
-    changes for a gain of `sure` standard errors. A look sends `sketch` numbers a unit and half. A model is cut into at
+    `lam` says how much of a disagreement counts: a client that trains on by itself makes up for the rest. A circle is
+    split for a gain of `sure` standard errors: 3.3 of them are one chance in 2000, and a run tests about a hundred
+    splits. A look sends `sketch` numbers a unit and half. A model is cut into at
     most `units` units, layer by layer from the top, the rest in one. With `traits`, what clients declare is one more
     hypothesis, tested like the others.
     """
@@ -68,7 +68,7 @@ class Auto(Method):
     name: ClassVar[str] = "auto"
     depends_on_rounds: ClassVar[bool] = True
     lam: float = 0.3
-    sure: float = 2.0
+    sure: float = 3.3
     sketch: int = 256
     units: int = 6
     traits: bool = False
@@ -77,7 +77,7 @@ class Auto(Method):
         if not self.lam > 0:
             raise ValueError(f"auto with lam={self.lam} sees no disagreement: use the method 'fedavg'")
         if not self.sure > 0 or math.isinf(self.sure):
-            raise ValueError(f"auto with sure={self.sure}: give a number of standard errors above 0, such as 2")
+            raise ValueError(f"auto with sure={self.sure}: give a number of standard errors above 0, such as 3.3")
         if self.sketch < 16 or self.units < 1:
             raise ValueError(f"auto: sketch={self.sketch} must be 16 or more, and units={self.units} 1 or more")
 
@@ -151,7 +151,7 @@ class Auto(Method):
         while queue:
             unit = queue.pop(0)
             options = hypotheses(unit, state["circle"], state["seen"], roster, self.lam, self.traits)
-            back = self._backwards(unit, state, updates, roster)
+            back = backwards(unit, state["circle"][unit], state["decisions"], updates, roster)
             if options and not state["judged"]:
                 state, changed = self._decide_unjudged(unit, options, state, roster)
                 if changed:
@@ -169,24 +169,6 @@ class Auto(Method):
         if split and state["judged"] and state["round"] - state["fitted"] >= max(5, roster.rounds // 5):
             return {**state, "doing": FITS, "fitted": state["round"]}
         return self._rest(state, roster, found=False)
-
-    def _backwards(self, unit: str, state: State, updates: Updates, roster: Roster) -> dict[str, Tensor]:
-        """Once after each split, the reverse: circles joined with the nearest, and everybody together again."""
-        circle = state["circle"][unit]
-        split = [d["round"] for d in state["decisions"] if d["unit"] == unit and d["changed"]]
-        asked = [d["round"] for d in state["decisions"] if d["unit"] == unit and d["backwards"]]
-        if not split or max(asked, default=0) > max(split):
-            return {}
-        values: dict[int, dict[int, Tensor]] = {}
-        shapes = circles_of_shape(roster, unit)
-        for ids, copies in updates.parts(unit):
-            for group in circle[ids].unique().tolist():
-                here = (circle[ids] == group).to(copies.device)
-                values.setdefault(int(shapes[ids[0]]), {})[group] = copies[here].double().mean(0).cpu()
-        nearest = circle
-        for of_shape in values.values():
-            nearest = joined(nearest, {g: v for g, v in of_shape.items() if g != PRIVATE})
-        return different({"joined with the nearest": tidy(nearest), "everybody together": tidy(shapes)}, circle)
 
     # --- ballots ---------------------------------------------------------------------------------------------------
 
@@ -240,7 +222,7 @@ class Auto(Method):
                 units, patches = patches_of(state["circle"], state["waiting"], roster, i)
                 gains = fits[0] - fits
                 if not waiting[i]:
-                    gains = torch.where(gains > _CLEARLY * self.sure * errors, gains, 0.0)
+                    gains = torch.where(gains > _CLEARLY * (errors + _LEAST), gains, 0.0)
                 best = int(gains.argmax())
                 if patches[best] != patches[0]:
                     for unit, group in zip(units, patches[best], strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedquilt.interface.messages import Roster, Updates
 from fedquilt.methods.ballots import sketched
 from fedquilt.methods.fedavg import circles_of_shape
+from fedquilt.methods.hypotheses import different, joined, tidy
 from fedquilt.sharing import PRIVATE, mean
 
 
@@ -84,3 +85,23 @@ def values_of(circles: Tensor, unit: str, updates: Updates, roster: Roster) -> d
             table.append(merged.value.float().cpu())
         values[str(shape)] = torch.cat(table)
     return {"rows": rows, "values": values}
+
+
+def backwards(
+    unit: str, circle: Tensor, decisions: Sequence[Mapping[str, Any]], updates: Updates, roster: Roster
+) -> dict[str, Tensor]:
+    """Once after each split of a unit, the reverse: circles joined with the nearest, and everybody together again."""
+    split = [d["round"] for d in decisions if d["unit"] == unit and d["changed"]]
+    asked = [d["round"] for d in decisions if d["unit"] == unit and d["backwards"]]
+    if not split or max(asked, default=0) > max(split):
+        return {}
+    values: dict[int, dict[int, Tensor]] = {}
+    shapes = circles_of_shape(roster, unit)
+    for ids, copies in updates.parts(unit):
+        for group in circle[ids].unique().tolist():
+            here = (circle[ids] == group).to(copies.device)
+            values.setdefault(int(shapes[ids[0]]), {})[group] = copies[here].double().mean(0).cpu()
+    nearest = circle
+    for of_shape in values.values():
+        nearest = joined(nearest, {g: v for g, v in of_shape.items() if g != PRIVATE})
+    return different({"joined with the nearest": tidy(nearest), "everybody together": tidy(shapes)}, circle)

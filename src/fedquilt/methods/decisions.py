@@ -19,6 +19,8 @@ from fedquilt.sharing.evidence import Gain, costs, pooled
 
 Decision = dict[str, Any]
 Ballot = Mapping[str, Any]
+_ONCE = 2.0  # standard errors that a single test needs; a split is the best of many, and needs `sure` of them
+_AS_GOOD = 0.95  # of the best gain: for less, nobody parts
 _LASTING = 3 / 4  # of an earlier gain
 _LEAST = 10  # validation samples of a half, of all clients together, below which nobody judges
 _UNJUDGED = ", nobody to judge"
@@ -35,10 +37,11 @@ def by_ballot(
 ) -> tuple[Tensor, list[Decision]]:
     """(K,) the circles of a unit after a ballot, and what was decided of each circle.
 
-    Taken is the hypothesis of the fewest circles among those within a standard error of the best one, if its losses are
-    lower by `sure` standard errors than with what all of them share, on either half of the samples too, and either
+    Taken is the hypothesis of the fewest circles among those that are as good as the best one (within a standard error,
+    or a twentieth of its gain), if its losses are lower by `sure` standard errors than with what all of them share, on
+    either half of the samples too, and either
 
-    - so much lower than with each client's own copy as well: what a client can do for itself is no reason to part; or
+    - by two lower than with each client's own copy as well: what a client can do for itself is no reason to part; or
     - not higher than that, in circles of two or more in the mean, and the gain lasts: three quarters of what an earlier
       ballot (among `before`) found are left. Clients that merely have other labels gain by parting while the model is
       young, and no longer when it has learnt.
@@ -59,7 +62,7 @@ def by_ballot(
             for after in grouping[grouping != PRIVATE].unique().tolist():
                 members = grouping == after
                 if len(new[members].unique()) > 1 or bool((new[members] == PRIVATE).any()):
-                    decision = _join(asked, members, name, circle, sure)
+                    decision = _join(asked, members, name, circle)
                     made.append({"unit": asked["unit"], "round": round_, "backwards": True} | decision)
                     if decision["changed"]:
                         new = torch.where(members, int(new.max()) + 1, new)
@@ -81,7 +84,7 @@ def _split(
     halves = [_gain(asked, members, at[pick], half).mean for half in (0, 1)]
     lasts = shared.mean >= _LASTING * earlier and alone.mean + alone.error > 0
     lasts = lasts and 2 * len(_kinds(here[pick][members])) <= int(members.sum())
-    changed = shared.sure > sure and min(halves) > 0 and (alone.sure > sure or lasts)
+    changed = shared.sure > sure and min(halves) > 0 and (alone.sure > _ONCE or lasts)
     others = {name: _gain(asked, members, place) for name, place in at.items() if name != pick}
     return {
         "changed": changed,
@@ -97,11 +100,11 @@ def _split(
     }, here[pick] if changed else None
 
 
-def _join(asked: Ballot, members: Tensor, name: str, circle: Tensor, sure: float) -> Decision:
+def _join(asked: Ballot, members: Tensor, name: str, circle: Tensor) -> Decision:
     """Whether some circles become one again: all samples speak, as there is one hypothesis."""
     gain = _gain(asked, members, _candidate(asked, name))
     return {
-        "changed": gain.sure > sure,
+        "changed": gain.sure > _ONCE,
         "why": name,
         "clients": int(members.sum()),
         "circles": [len(_kinds(circle[members])), 1],
@@ -182,9 +185,9 @@ def _gain(asked: Ballot, members: Tensor, candidate: int, half: int | None = Non
 
 
 def _as_good(asked: Ballot, members: Tensor, candidate: int, best: int) -> bool:
-    """Whether a candidate is within a standard error of the best one."""
+    """Whether a candidate is within a standard error of the best one, or has nearly all of its gain."""
     less = _gain(asked, members, best, than=candidate)
-    return less.mean <= less.error
+    return less.mean <= less.error or less.mean <= (1 - _AS_GOOD) * _gain(asked, members, best).mean
 
 
 def _kinds(groups: Tensor) -> list[int]:

@@ -84,7 +84,7 @@ class FineTunedChosen(Readout):
 
     kind: ClassVar[str] = "fine-tuned-chosen"
     needs_last_round: ClassVar[bool] = True
-    pools: ClassVar[bool] = True
+    pools: ClassVar[int] = 1
     epochs: tuple[int, ...] = (1, 2, 5, 10)
     units: tuple[str, ...] = ("all", "head")
 

@@ -59,7 +59,7 @@ class KNN(Readout):
     """The received model and the labels of the client's `k` nearest training samples, mixed as validation says."""
 
     kind: ClassVar[str] = "knn"
-    pools: ClassVar[bool] = True
+    pools: ClassVar[int] = 1
     k: int = 10
     scale: float = 1.0
 

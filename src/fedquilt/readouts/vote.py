@@ -1,14 +1,20 @@
-"""Vote: a client answers with a mixture of all that it could answer with, as far as its validation samples say.
+"""Vote: a client answers with a mixture of all that it could answer with, as far as validation samples say.
 
     p(y | x) = sum_m pi_im p_m(y | x)
     r_vm = pi_im p_m(y_v | x_v) / sum_l pi_il p_l(y_v | x_v)          over the client's n_i validation samples v
-    pi_im <- (sum_v r_vm + c pi_m) / (n_i + c)                         `steps` times, from pi_m on; c = `pseudo`
+    pi_im <- (sum_v r_vm + c pi_m) / (n_i + c)                         `steps` times, from pi_m on
 
 The experts m are the model as received, as adapted, half-way between their weights, fine-tuned for `epochs` epochs, the
-nearest neighbours among the client's training samples (see knn.py), and the client's model trained alone where it holds
-one: a part of that name. pi_m is the mean of what all clients with validation samples find in the same way with equal
-pi_m: whoever has few samples stays near to it, whoever has none votes by it. A device by itself does not know the
-others' mixtures: there pi_m is the same for all experts.
+nearest neighbours among the client's training samples (see knn.py), and the client's model trained alone, where it has
+a part of that name or the run has trained it so (`alone=True`). What is expected of them, pi_m, and how many samples
+that counts for, c, are what all clients' validation samples say together; for any set S of experts that count alike
+
+    P(S) ~ prod_iv mean_{m in S} p_m(y_v | x_v)        pi_m = (1 - e) sum_{S with m} P(S) / |S| + e / experts,  e = 0.1
+    c: of `pseudo`, that by which clients foresee best what they did not weigh by: a fifth of their samples, five times
+
+Where clients are alike c is the highest, and all of them vote alike; where each needs another expert it is the lowest.
+Whoever has no validation samples votes by pi_m. A device by itself does not know what others' samples say: there pi_m
+is the same for all experts, and c the first of `pseudo`.
 
 Picking the one expert that is best on two dozen samples is far noisier than mixing them. Test labels are never seen.
 """
@@ -16,6 +22,7 @@ Picking the one expert that is best on two dozen samples is far noisier than mix
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
 import torch
@@ -26,6 +33,9 @@ from fedquilt.readouts.fine_tuned import after_epochs
 from fedquilt.readouts.knn import KNN, nearest
 
 EXPERTS = ("received", "half-way", "adapted", "fine-tuned", "knn", "alone")
+_SETS = torch.tensor([each for each in product((0.0, 1.0), repeat=len(EXPERTS)) if any(each)], dtype=torch.float64)
+_DOUBT = 0.1  # of what is expected of experts: that they are all alike, whatever the sets say
+_FOLDS, _BLOCK = 5, 4  # of samples, and how many neighbours are in one fold: windows of a signal overlap
 
 
 def mixture(likelihood: Tensor, mask: Tensor, prior: Tensor, pseudo: float, steps: int) -> Tensor:
@@ -45,16 +55,39 @@ def mixture(likelihood: Tensor, mask: Tensor, prior: Tensor, pseudo: float, step
     return pi
 
 
+def foreseen(likelihood: Tensor, mask: Tensor, samples: Tensor, prior: Tensor, pseudo: float, steps: int) -> Tensor:
+    """(k,) how likely, in nats, the events of clients are by mixtures that are weighed without their fold of samples.
+
+    `samples` (n,) says of which sample each event is.
+
+    >>> half = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])
+    >>> foreseen(half, torch.ones(1, 2), torch.tensor([0, 4]), torch.tensor([0.5, 0.5]), 2.0, 10).exp()
+    tensor([0.2500])
+    """
+    fold = samples // _BLOCK % _FOLDS
+    found = likelihood.new_zeros(len(likelihood))
+    for left_out in fold.unique().tolist():
+        pi = mixture(likelihood, mask * (fold != left_out), prior, pseudo, steps)
+        found = found + (_logs(pi[:, :, None] * likelihood) * mask * (fold == left_out)).sum(1)
+    return found
+
+
+def _logs(joint: Tensor) -> Tensor:
+    """(k, n) from what each expert adds to the likelihood of events, (k, experts, n)."""
+    return joint.sum(1).clamp(min=torch.finfo(joint.dtype).tiny).log()
+
+
 @dataclass(frozen=True)
 class Vote(Readout):
     """Received, half-way, adapted, fine-tuned, neighbours and alone, mixed by the likelihood of validation samples."""
 
     kind: ClassVar[str] = "vote"
     needs_last_round: ClassVar[bool] = True
-    pools: ClassVar[bool] = True
+    pools: ClassVar[int] = 2
+    asks_alone: ClassVar[bool] = True
     epochs: int = 10
     steps: int = 10
-    pseudo: float = 2.0
+    pseudo: tuple[float, ...] = (2.0, 8.0, 32.0, 128.0, 1e6)
 
     def logs(self, look: EvaluationContext, split: str) -> Tensor:
         said = self.experts(look, split)
@@ -64,7 +97,10 @@ class Vote(Readout):
 
     def weights(self, look: EvaluationContext) -> Tensor:
         """(k, experts) how much each of a client's experts is believed, in the order of `experts`."""
-        return self._mixture(look, self._prior(look))
+        likelihood, mask, _ = self._said(look)
+        pooled = look.pooled.get(self.name)
+        best = 0 if pooled is None else int(pooled[len(_SETS) : -len(EXPERTS)].argmax())
+        return mixture(likelihood, mask, self._prior(look), self.pseudo[best], self.steps)
 
     def experts(self, look: EvaluationContext, split: str) -> dict[str, Tensor]:
         """What each expert says about a split, (k, n, classes) probabilities; those that clients have."""
@@ -81,28 +117,43 @@ class Vote(Readout):
         return {name: each for name in EXPERTS if (each := said.get(name, near if name == "knn" else None)) is not None}
 
     def evidence(self, look: EvaluationContext) -> Tensor:
-        """(k, all experts, 2) each client's mixture where all count alike at first, and for whom it is one."""
-        here = list(self.experts(look, "validation"))
-        heard = (look.table("validation").mask.sum(1) > 0).double()  # (k,)
-        found = heard.new_zeros(len(heard), len(EXPERTS), 2)
-        at = [EXPERTS.index(name) for name in here]
-        found[:, at, 0] = heard[:, None] * self._mixture(look, heard.new_full((len(here),), 1 / len(here)))
-        found[:, at, 1] = heard[:, None]
-        return found
+        """(k, sets + pseudo + experts) how likely samples are by each set of experts, then how well foreseen with each
+        c, once what the sets say is known, and which experts there are."""
+        likelihood, mask, samples = self._said(look)
+        sets = _SETS[:, self._here(look)].to(likelihood.device)  # (sets, experts)
+        sets = torch.where(sets.any(1, keepdim=True), sets, 1.0)  # where none of a set is here, all that are
+        alike = sets / sets.sum(1, keepdim=True)
+        found = [(_logs(weights[:, None] * likelihood) * mask).sum(1) for weights in alike]
+        if self.name in look.pooled:
+            how = (likelihood, mask, samples, self._prior(look))
+            found += [foreseen(*how, pseudo, self.steps) for pseudo in self.pseudo]
+        else:
+            found += [torch.zeros_like(found[0])] * len(self.pseudo)
+        there = [torch.full_like(found[0], float(at in self._here(look))) for at in range(len(EXPERTS))]
+        return torch.stack([*found, *there], dim=1)
 
     def _prior(self, look: EvaluationContext) -> Tensor:
-        """(experts,) the federation's mean mixture, of the experts that are here."""
-        here = [EXPERTS.index(name) for name in self.experts(look, "validation")]
-        pooled = look.pooled.get(self.name)
-        if pooled is None or not bool(pooled.any()):
-            return torch.full((len(here),), 1 / len(here), dtype=torch.float64, device=look.received.rows.device)
-        mean = (pooled[here, 0] / pooled[here, 1].clamp(min=1)).to(look.received.rows.device)
-        return mean / mean.sum()
+        """(experts,) what all clients' samples say of the experts that are here."""
+        here, pooled = self._here(look), look.pooled.get(self.name)
+        alike = torch.full((len(here),), 1 / len(here), dtype=torch.float64)
+        if pooled is not None:
+            pooled = pooled.cpu()
+            nobodys = (_SETS * (pooled[-len(EXPERTS) :] == 0)).any(1)
+            likely = pooled[: len(_SETS)].masked_fill(nobodys, -torch.inf).softmax(0)
+            said = (likely[:, None] * _SETS / _SETS.sum(1, keepdim=True)).sum(0)[here]
+            alike = (1 - _DOUBT) * said / said.sum() + _DOUBT * alike
+        return alike.to(look.received.rows.device)
 
-    def _mixture(self, look: EvaluationContext, prior: Tensor) -> Tensor:
+    def _here(self, look: EvaluationContext) -> list[int]:
+        return [EXPERTS.index(name) for name in self.experts(look, "validation")]
+
+    def _said(self, look: EvaluationContext) -> tuple[Tensor, Tensor, Tensor]:
+        """What experts give the events of validation samples, (k, experts, n), which there are, and whose, (n,)."""
         table = look.table("validation")
         said = torch.stack(list(self.experts(look, "validation").values()), dim=1)
-        return mixture(*look.task.likelihoods(said, table.y, table.mask), prior, self.pseudo, self.steps)
+        likelihood, mask = look.task.likelihoods(said, table.y, table.mask)
+        each = max(1, likelihood.shape[2] // max(1, table.y.shape[1]))
+        return likelihood, mask, torch.arange(likelihood.shape[2], device=mask.device) // each
 
 
 def _half_way(look: EvaluationContext) -> Tensor:

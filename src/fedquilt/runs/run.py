@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +22,7 @@ from fedquilt.engines.threads import as_begun, choose_threads, threads_of_a_run
 from fedquilt.methods import Local, Method
 from fedquilt.privacy import Privacy
 from fedquilt.readouts import Readout
+from fedquilt.runs.ctrl_c import first_ctrl_c
 from fedquilt.runs.folder import METRICS, RunFolder
 from fedquilt.runs.newcomers import hold_out
 from fedquilt.runs.other_ranks import folder_of, shards_of
@@ -233,14 +230,18 @@ def _finish(
                 folder.checkpoint(federation, {"seconds": result.seconds})
             raise KeyboardInterrupt
 
+    wanted = options["alone"] and federation.method.name != "local"
     try:
+        if wanted and result.alone is None and any(readout.asks_alone for readout in federation.readouts):
+            result.alone, start = _alone(federation, folder, options), time.perf_counter()
+        _with_twins(federation, result.alone)
         with first_ctrl_c(folder is not None) as stop:
             federation.run([result.take, keep, *callbacks, end])
         last = [e for e in result.evaluations if e.round == federation.round] or federation.evaluate(last=True)
         result.note_chance(last)
         if anywhere(bool(stop)):
             raise KeyboardInterrupt
-        if options["alone"] and federation.method.name != "local" and result.alone is None:
+        if wanted and result.alone is None:
             result.alone = _alone(federation, folder, options)
         result.joined = let_join(strangers, federation, result.plans[-1][0])
         if folder is not None:
@@ -250,6 +251,15 @@ def _finish(
         if folder is not None:
             folder.lock.release()
     return result
+
+
+def _with_twins(federation: Federation, alone: Run | None) -> None:
+    """Let read-outs ask the models of clients that were trained alone, where they are at hand."""
+    if alone is None or alone.federation.round < federation.training.rounds:
+        return
+    names = [[client.name for client in each.scenario.clients] for each in (alone.federation, federation)]
+    if names[0] == names[1]:
+        federation.simulation.twins = alone.federation.simulation
 
 
 def _alone(federation: Federation, folder: RunFolder | None, options: Mapping[str, Any]) -> Run:
@@ -265,7 +275,10 @@ def _alone(federation: Federation, folder: RunFolder | None, options: Mapping[st
         if kept.read_settings()["training"]["rounds"] < federation.training.rounds:  # the run was extended
             return extend(out, federation.training.rounds, federation.scenario)
         empty = Federation(federation.scenario, Local(), federation.training, federation.seed, str(federation.device))
-        return Run(empty, earlier=kept.lines(METRICS), folder=kept.folder)
+        earlier = kept.lines(METRICS)
+        if any(readout.asks_alone for readout in federation.readouts):
+            kept.restore(empty)  # their models too, not only what they scored
+        return Run(empty, earlier=earlier, folder=kept.folder)
     return run(
         federation.scenario, "local", seed=federation.seed, training=federation.training, alone=False, out=out,
         device=str(federation.device), engine=options["engine"], readouts=("received",),
@@ -273,23 +286,3 @@ def _alone(federation: Federation, folder: RunFolder | None, options: Mapping[st
         evaluate_every=federation.training.rounds, everyone=federation.terms.everyone,
         checkpoint_every=options["checkpoint_every"],
     )  # fmt: skip
-
-
-@contextmanager
-def first_ctrl_c(wanted: bool) -> Iterator[list[int]]:
-    """While this holds, the first Ctrl-C is only noted, so that a round can end and be kept; a second ends at once."""
-    stop: list[int] = []
-    if not wanted or threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        stop.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, handler)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -45,13 +45,14 @@ class Gain(NamedTuple):
         """By how many standard errors the mean is above 0, counted as if there were many clients.
 
         Of few clients the error itself is uncertain (Student's t); the normal deviate that is as rare is smaller, about
-        t (1 - 1 / 4 nu) / sqrt(1 + t^2 / 2 nu) with nu = clients - 1.
+        (8 nu + 1) / (8 nu + 3) sqrt(nu log(1 + t^2 / nu)) with nu = clients - 1 (Wallace 1959).
 
         >>> round(Gain(0.5, 0.1, 1000).sure, 1), round(Gain(0.5, 0.1, 4).sure, 1)
-        (5.0, 2.0)
+        (5.0, 2.4)
         """
         ratio, free = self.mean / max(self.error, 1e-12), max(1, self.clients - 1)
-        return ratio * (1 - 1 / (4 * free)) / math.sqrt(1 + ratio**2 / (2 * free))
+        shrunk = (8 * free + 1) / (8 * free + 3) * math.sqrt(free * math.log1p(ratio**2 / free))
+        return math.copysign(shrunk, ratio)
 
 
 def evidence(one: Tensor, other: Tensor) -> Evidence:
