@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import count
@@ -17,6 +18,7 @@ from fedquilt.cli import main
 from fedquilt.deploy.ops import nginx, runs
 from fedquilt.deploy.ops.create import create
 from fedquilt.deploy.ops.server_processes import ServerSide
+from fedquilt.deploy.ops.processes import Failed
 from fedquilt.deploy.ops.superlink import who_is_there
 from fedquilt.deploy.project import Address, Node, Project
 
@@ -91,7 +93,7 @@ def test_switching_protection_off_is_said_aloud(
         (["run", "other", "fedavg", "--dir", "{fed}"], "is a federation of the scenario 'own', not 'other'"),
         (["run", "own", "fedavgg", "--dir", "{fed}"], "did you mean 'fedavg'?"),
         (["run", "own", "fedavg", "--dir", "{fed}", "--set", "lr=-1"], "lr"),
-        (["run", "own", "fedavg", "--dir", "{fed}"], "is not running; start it with `fedquilt deploy server`"),
+        (["run", "own", "fedavg", "--dir", "{fed}"], "is not running; start it with `fedquilt deploy server {fed}`"),
         (["run", "--resume", "--dir", "{fed}"], "no unfinished run"),
     ],
 )
@@ -101,7 +103,7 @@ def test_mistakes_are_one_sentence(
     create(tmp_path / "fed", ["a"], "torch.nn:Identity", 2)
     assert main(["deploy", *(word.format(tmp=tmp_path, fed=tmp_path / "fed") for word in words)]) == 2
     said = capsys.readouterr().err
-    assert sentence in said.replace("\n", " ")
+    assert sentence.format(fed=tmp_path / "fed") in said.replace("\n", " ")
     assert "Traceback" not in said
 
 
@@ -239,3 +241,37 @@ def test_a_run_whose_leader_was_lost_is_gone_on_with_while_it_gets_further(
         with pytest.raises(runs.CutOff, match=ends):
             runs.see_through(project, spec, 0)
     assert times == started
+
+
+@pytest.mark.parametrize(
+    ("gone", "told"), [(1, []), (8, ["does not answer", "there again"]), (99, ["does not answer"])]
+)
+def test_a_server_that_does_not_answer_is_waited_for_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: int, told: list[str]
+) -> None:
+    """So many questions without an answer, 3 s apart; then the run ends well, if there is a then."""
+    project = create(tmp_path / "my fed", ["a"], "torch.nn:Identity", 2)
+    folder, asked, now, said = project.runs / "r", count(1), 0.0, list[str]()
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+
+    def answer(*_: object) -> str | None:
+        if (number := next(asked)) == gone + 3:
+            (folder / "status.json").write_text(json.dumps({"state": "finished"}))
+        return "running" if number == 1 or number > gone + 1 else None
+
+    def sleep(_: float) -> None:
+        nonlocal now
+        now += 3.0
+
+    monkeypatch.setattr(runs, "_asked", answer)
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    spec = {"run": "r", "folder": str(folder)}
+    if gone < 20:
+        assert runs.follow(project, spec, 0, say=said.append) == {}
+    else:
+        again = re.escape(f"go on with `fedquilt deploy run --resume r --dir '{project.folder}'`")
+        with pytest.raises(Failed, match=f"has not answered for 45 s; start it again .*; {again}"):
+            runs.follow(project, spec, 0, say=said.append)
+    assert len(said) == len(told)
+    assert all(words in line for words, line in zip(told, said, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fedquilt._util.lock import Held
 from fedquilt.deploy.device.device import Device
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.project import Address, Project, Rounds
+from fedquilt.deploy.server import silence
 from fedquilt.deploy.server.coordinator import lead, make_federation
 from fedquilt.deploy.server.declarations import declare
 from fedquilt.deploy.server.remote_clients import remote
@@ -179,6 +181,36 @@ def test_the_silent_are_asked_where_there_is_no_quorum_without_them(tmp_path: Pa
 
     post.accident = accident
     assert federation.step().participants == (0, 1)
+
+
+def test_who_was_removed_is_neither_asked_nor_counted(tmp_path: Path) -> None:
+    """Else nobody could be taken out of a run in which all must answer."""
+    rules = Rounds(quorum=1.0, attempts=1, timeout=5)
+    federation, post = federate(tmp_path / "fed", digits_with_public(), "fedavg", 3, rules=rules)
+    federation.step()
+    post.members = lambda: set(post.devices) - {BAD}  # type: ignore[method-assign]
+    post.reachable = post.members  # type: ignore[method-assign]
+    asked = len(post.down[BAD])
+    taken = federation.step().participants
+    assert {federation.scenario.clients[number].name for number in taken} == set(post.devices) - {BAD}
+    assert len(post.down[BAD]) == asked
+
+
+def test_whom_a_round_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = Rounds(quorum=1.0, attempts=1, timeout=30)
+    federation, post = federate(tmp_path / "fed", digits_with_public(), "fedavg", 1, rules=rules)
+    now, told = 0.0, list[str]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(silence, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    post.reachable = lambda: set(post.devices) - ({BAD} if now < 20 else set())  # type: ignore[method-assign]
+    remote(federation).waits_for = told.append
+    assert len(federation.step().participants) == 4
+    assert told == [BAD, ""]
+    assert now == 20
 
 
 def test_some_more_are_asked_and_those_who_answer_first_count(tmp_path: Path) -> None:

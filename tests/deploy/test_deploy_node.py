@@ -20,7 +20,7 @@ from fedquilt.deploy.device import node as node_module
 from fedquilt.deploy.device.fleet import SESSION, Fleet, Letter, Taken
 from fedquilt.deploy.device.node import ClientLoop
 from fedquilt.deploy.ops.create import create_from_scenario
-from fedquilt.deploy.project import Node, Project
+from fedquilt.deploy.project import UNKNOWN_KEY, Node, Project
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ class Script:
 
 
 def play(
-    project: Project, monkeypatch: pytest.MonkeyPatch, acts: list[Exception | bytes | None]
+    project: Project, monkeypatch: pytest.MonkeyPatch, acts: list[Exception | bytes | None], glitch: float = -1.0
 ) -> tuple[Script, list[str]]:
     folder, said = project.client_folder("client-0"), list[str]()
     loop = ClientLoop(folder, folder / "data.npz", said.append)
@@ -81,7 +81,7 @@ def play(
     loop.fleet = script  # type: ignore[assignment]
     monkeypatch.setattr(loop.over, "wait", lambda *_: loop.over.is_set())  # no pauses
     monkeypatch.setattr(threading.Thread, "start", lambda *_: None)
-    monkeypatch.setattr(node_module, "_GLITCH", -1.0)
+    monkeypatch.setattr(node_module, "_GLITCH", glitch)
     monkeypatch.setattr(loop.device, "handle", lambda letter: b"answer to " + letter)
     loop.run()
     return script, said
@@ -102,7 +102,7 @@ def test_whatever_the_server_does_the_loop_goes_on(project: Project, monkeypatch
         f"{where} answers what makes no sense (ValueError)",
         "the server is there",
         f"the certificate of {where} is not accepted: certificate has expired",
-        "the server sends this client away: its key is not registered there",
+        f"the server sends this client away: {UNKNOWN_KEY}",
         "the server is there",
     ]
     assert script.came_in == 3  # at first, and after it was sent away for good
@@ -115,6 +115,13 @@ def test_a_glitch_is_nobodys_business(project: Project, monkeypatch: pytest.Monk
         assert not loop._trouble(refusal(503))
     assert said == []
     assert "is busy" in (folder / "node.log").read_text()
+
+
+def test_being_let_in_is_told_however_short_the_wait_was(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that is started a moment before its server: nobody hears of the moment, but its owner that it is in."""
+    refused = httpx.ConnectError("refused")
+    _, said = play(project, monkeypatch, [refused, refused, b"1", refusal(503), b"2"], glitch=60.0)
+    assert said == ["the server is there"]
 
 
 def test_a_full_disk_ends_no_loop(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

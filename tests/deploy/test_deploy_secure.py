@@ -24,7 +24,8 @@ from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.project import Address, Node, Project, Rounds
 from fedquilt.deploy.server.coordinator import lead, make_federation
 from fedquilt.deploy.server.declarations import declare
-from fedquilt.deploy.server.remote_clients import NoQuorum, remote
+from fedquilt.deploy.server.remote_clients import remote
+from fedquilt.deploy.server.silence import NoQuorum
 from fedquilt.deploy.transport.transport import Answer
 from fedquilt.deploy.transport.wire import pack, unpack
 from fedquilt.runs.rebuilding import make_method

@@ -17,7 +17,8 @@ from deploy_help import LocalPost, digits_with_public, federate
 from fedquilt.core.federation import Federation
 from fedquilt.deploy.device.device import Device
 from fedquilt.deploy.project import Rounds
-from fedquilt.deploy.server.remote_clients import NoQuorum, remote
+from fedquilt.deploy.server.remote_clients import remote
+from fedquilt.deploy.server.silence import NoQuorum
 from fedquilt.deploy.transport.transport import Answer, Patience
 from fedquilt.deploy.transport.wire import pack, unpack
 

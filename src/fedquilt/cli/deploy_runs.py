@@ -83,13 +83,14 @@ def watch(project: Project, spec: Mapping[str, Any], number: int, stop: bool) ->
     `stop`s it."""
     from fedquilt.deploy.ops.runs import follow as look_at
     from fedquilt.deploy.ops.runs import see_through, stop_run
+    from fedquilt.deploy.server.run_folder import RemoteRunFolder
 
     try:
         summary = (see_through if stop else look_at)(project, spec, number, tell_exchange, say=say)
     except KeyboardInterrupt:
         if stop:
             stop_run(project, spec)
-            say("stopped; go on with `fedquilt deploy run --resume`")
+            say(f"stopped; go on with `{RemoteRunFolder(spec['folder']).again}`")
         raise typer.Exit(130) from None
     name = metric_of(summary).name
     score = summary.get(f"{name}_mean")

@@ -22,6 +22,7 @@ from fedquilt._util.toml import to_toml
 from fedquilt.secure import SecureSums
 
 FEDERATION, CLIENT = "federation.toml", "client.toml"
+UNKNOWN_KEY = "its key is not registered: it was never, or it was replaced or removed; ask the federation's operator"
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from flwr.supercore.version import package_name, package_version
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedquilt._util.files import write_text
-from fedquilt.deploy.project import Node
+from fedquilt.deploy.project import UNKNOWN_KEY, Node
 from fedquilt.deploy.transport.flower_records import read_record, to_record
 
 SESSION = "node.session"
@@ -245,7 +245,7 @@ def reason(error: BaseException, node: Node) -> tuple[str, bool]:
     if isinstance(error, httpx.HTTPStatusError):
         status = error.response.status_code
         if status in (401, 403, 413):
-            return f"the server sends this client away: {_detail(error) or 'its key is not registered there'}", True
+            return f"the server sends this client away: {_detail(error) or UNKNOWN_KEY}", True
         return f"{where} is busy" if status >= 500 else f"{where} answered with status {status}", False
     if isinstance(error, httpx.HTTPError):
         return f"{where} cannot be reached: {str(error) or type(error).__name__}", False

@@ -26,6 +26,10 @@ class LocalTransport:
         folder = self.project.client_folder(name)
         return Device(folder, folder / "data.npz")
 
+    def members(self) -> set[str]:
+        """All of them."""
+        return set(self.devices)
+
     def reachable(self) -> set[str]:
         """All of them."""
         return set(self.devices)

@@ -56,6 +56,7 @@ class ClientLoop:
         self.over = threading.Event()
         self._known = ""  # the trouble that the owner was told of
         self._since: float | None = None  # when trouble began
+        self._let_in = False  # which is news
 
     def note(self, text: str) -> None:
         """A line in the client's own log, with its time; where the disk is full, it goes without."""
@@ -72,7 +73,7 @@ class ClientLoop:
             try:
                 if not self.fleet.number:
                     self.fleet.come_in()
-                    self._since = self._since or 0.0  # being let in is news
+                    self._let_in = True
                 letter = self.fleet.letter()
                 self._well()
                 if letter is not None:
@@ -109,9 +110,9 @@ class ClientLoop:
 
     def _well(self) -> None:
         """The server has answered."""
-        if self._known or self._since == 0.0:
+        if self._known or self._let_in:
             self.say("the server is there")
-        self._known, self._since = "", None
+        self._known, self._since, self._let_in = "", None, False
 
     def _trouble(self, error: Exception) -> bool:
         """Tells the owner what is wrong, once, if it is more than a glitch; whether waiting alone will not mend it."""

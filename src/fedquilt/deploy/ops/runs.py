@@ -34,6 +34,7 @@ class CutOff(Failed):
         self.what = what
 
 
+_GLITCH = 5.0  # seconds without an answer that nobody needs to hear of
 _PATIENCE = 45.0  # seconds without an answer after which the server counts as gone
 _START = 90.0  # seconds that a run's leader may take to be there
 _LOST = 4.0  # seconds without a leader after which a run that had one counts as cut off
@@ -209,12 +210,12 @@ def follow(
     folder = Path(spec["folder"])
     told = set(_text(folder / LETTERS).splitlines())  # what a run that goes on had said before
     checked = answered = time.monotonic()
-    waiting, leader = "", Leader(folder)
+    waiting, leader, away = "", Leader(folder), False
     while True:
         state = read_state(folder)
         if state.get("waiting", "") != waiting:
             waiting = state.get("waiting", "")
-            say(f"waiting for {waiting}" if waiting else "all that are awaited are there")
+            say(f"waiting for {waiting}, for {project.rounds.timeout:g} s at most" if waiting else "it goes on")
         text = _text(folder / LETTERS)
         for line in text[: text.rfind("\n") + 1].splitlines():
             if line not in told:
@@ -224,18 +225,21 @@ def follow(
             summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
             return summary
         if state.get("state") == "failed":
-            raise Failed(f"the run {spec['run']} failed: {state.get('error')}{_go_on(folder)}")
+            raise Failed(f"the run {spec['run']} failed: {state.get('error')}{_advice(spec)}")
         if time.monotonic() - checked > 2:
             checked = time.monotonic()
             status = _asked(project, number)
+            if away != (status is None and time.monotonic() - answered > _GLITCH):
+                away = not away
+                say("the server does not answer; it is being waited for" if away else "the server is there again")
             if status is not None:
                 answered = time.monotonic()
             elif time.monotonic() - answered > _PATIENCE:  # one question without an answer says nothing
                 again = f"start it again with `fedquilt deploy server {project.folder}`"
-                raise Failed(f"the server has not answered for {_PATIENCE:.0f} s; {again}{_go_on(folder)}")
+                raise Failed(f"the server has not answered for {_PATIENCE:.0f} s; {again}{_advice(spec)}")
             over = (status or "").startswith("finished") or (status is not None and leader.lost())
             if over and read_state(folder).get("state") not in ("finished", "failed"):
-                raise CutOff(f"the run {spec['run']} is over before its end: its leader is gone", _go_on(folder))
+                raise CutOff(f"the run {spec['run']} is over before its end: its leader is gone", _advice(spec))
         time.sleep(poll)
 
 
@@ -272,5 +276,6 @@ def read_state(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _go_on(folder: Path) -> str:
-    return "; go on with `fedquilt deploy run --resume`" if (folder / CHECKPOINT).is_dir() else ""
+def _advice(spec: Mapping[str, Any]) -> str:
+    folder = Path(spec["folder"])
+    return f"; go on with `{RemoteRunFolder(folder).again}`" if (folder / CHECKPOINT).is_dir() else ""

@@ -54,8 +54,9 @@ def facts_of(folder: Path) -> RunFacts:
 
 
 def all_runs(project: Project) -> list[RunFacts]:
-    """The runs of a federation, oldest first."""
-    return [facts_of(path.parent) for path in sorted(project.runs.glob("*/status.json"))]
+    """The runs of a federation; the one that moved last comes last."""
+    found = sorted(project.runs.glob("*/status.json"), key=lambda path: path.stat().st_mtime)
+    return [facts_of(path.parent) for path in found]
 
 
 def metrics(clients: dict[str, str], runs: list[RunFacts]) -> str:

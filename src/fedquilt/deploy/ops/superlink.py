@@ -56,7 +56,7 @@ class SuperLink(AbstractContextManager["SuperLink"]):
     def __init__(self, project: Project) -> None:
         path, away = project.server_folder / "control.json", f"the server of {project.folder} is not running"
         if not path.is_file():
-            raise ConnectionError(f"{away}; start it with `fedquilt deploy server`")
+            raise ConnectionError(f"{away}; start it with `fedquilt deploy server {project.folder}`")
         try:
             secret = (project.server_folder / "control.secret").read_text()
             control = json.loads(path.read_text())

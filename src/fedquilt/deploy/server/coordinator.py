@@ -69,13 +69,18 @@ def _lead(project: Project, spec: Mapping[str, Any], post: Transport, records: R
         settings()
         keep()
     rounds = federation.training.rounds
+
+    def status(waiting: str = "") -> None:
+        records.status(state="running", round=federation.round, rounds=rounds, waiting=waiting)
+
     while federation.round < rounds:
-        records.status(state="running", round=federation.round, rounds=rounds)
+        status()
         grown = newcomers.join(federation, declared)
         if grown is not federation:
             federation = result.federation = grown
             settings()
             keep()
+        remote(federation).waits_for = status
         report = federation.step()
         result.take(federation, report)
         records.round(federation, report)

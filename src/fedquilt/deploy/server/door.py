@@ -26,7 +26,7 @@ from typing import Any
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
-from fedquilt.deploy.project import Project
+from fedquilt.deploy.project import UNKNOWN_KEY, Project
 
 SECRET_HEADER = "x-fedquilt-operator"
 REFUSED = "refused.jsonl"
@@ -127,7 +127,7 @@ class Keys:
             raise Closed(401, "the request is not signed") from None
         name = self._known().get(key)
         if name is None:
-            raise Closed(401, "the key is not registered here; it was never, or it was replaced or removed")
+            raise Closed(401, UNKNOWN_KEY)
         if not verify_signature(bytes_to_public_key(key), stamp.encode("ascii", "replace"), signature):
             raise Closed(401, "the signature is wrong", name)
         if not -BEHIND < ahead < AHEAD:

@@ -29,7 +29,7 @@ from fedquilt.deploy.server.answers import Exchange, collect, largest_answer
 from fedquilt.deploy.server.bounds import outliers
 from fedquilt.deploy.server.scores import Losses, Said, evaluations, loss_of
 from fedquilt.deploy.server.secure_exchange import Letters, Read, SecureExchange, question
-from fedquilt.deploy.server.silence import Silence
+from fedquilt.deploy.server.silence import NoQuorum, Silence
 from fedquilt.deploy.transport.codec import LOOK, Form, agree, read_up, stack, write_down, write_terms
 from fedquilt.deploy.transport.transport import Patience, Transport
 from fedquilt.deploy.transport.wire import Refused, pack
@@ -42,10 +42,6 @@ from fedquilt.secure.protocol import TooFew
 
 _INTRODUCTION = 60.0  # seconds that a newcomer gets for its first training
 Answers = dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]]
-
-
-class NoQuorum(RuntimeError):
-    """Too few clients answered, again and again."""
 
 
 class RemoteClients:
@@ -70,6 +66,7 @@ class RemoteClients:
         self.told = dict.fromkeys(self.names, "")  # why its last update was left out, for each client
         self.left_out: dict[str, dict[str, int]] = {}  # client -> code -> how often
         self.silence = Silence()
+        self.waits_for: Callable[[str], None] = lambda _: None  # told whom a round waits for
         self._form: Form | None = None  # of reports, as the last round had them
         self.chooses = any(isinstance(step, Send) for step in self.stubs.steps)
         self._terms = write_terms(terms)
@@ -89,6 +86,8 @@ class RemoteClients:
         self, server: Server, chosen: Sequence[int], readouts: Sequence[Readout]
     ) -> list[tuple[Instructions, Update]]:  # fmt: skip
         """One round, repeated until enough clients have answered."""
+        belong = self.post.members()
+        chosen = [number for number in chosen if self.names[number] in belong]  # who was removed is not waited for
         needed = max(1, math.ceil(self.rounds.quorum * len(chosen)))
         for attempt in range(1, self.rounds.attempts + 1):
             asked = self._ask([*chosen, *self._spare(server, chosen)], needed, server.round + 1)
@@ -110,8 +109,7 @@ class RemoteClients:
         else:
             raise NoQuorum(
                 f"round {server.round + 1} was tried {self.rounds.attempts} times and fewer than "
-                f"{self.rounds.quorum:.0%} of its clients answered; look at `fedquilt deploy status`, then go on with "
-                "`fedquilt deploy run --resume`"
+                f"{self.rounds.quorum:.0%} of its clients answered; `fedquilt deploy status` says who is there"
             )
         self.accepted |= {self.names[number]: tokens[number] for number in answers}
         losses = {self.names[number]: loss_of(self._said[number].get("training_loss")) for number in answers}
@@ -177,8 +175,8 @@ class RemoteClients:
 
     def _ask(self, chosen: Sequence[int], needed: int, round_: int) -> list[int]:
         """Those of the chosen clients that are there."""
-        there = {self.names[number]: number for number in chosen}
-        found = self.silence.wait_for(self.post.reachable, list(there), needed, round_, self.rounds.timeout)
+        there, timeout = {self.names[number]: number for number in chosen}, self.rounds.timeout
+        found = self.silence.wait_for(self.post.reachable, list(there), needed, round_, timeout, self.waits_for)
         return [there[name] for name in found]
 
     def _letters(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,7 +40,7 @@ class RemoteRunFolder(RunFolder):
 
     @property
     def again(self) -> str:
-        return f"fedquilt deploy run --resume {self.folder.name}"
+        return f"fedquilt deploy run --resume {self.folder.name} --dir {shlex.quote(str(self.folder.parent.parent))}"
 
     @contextmanager
     def led(self, patience: float = 0.0) -> Iterator[None]:

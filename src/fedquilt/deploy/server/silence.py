@@ -7,6 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _LONGEST = 32  # rounds
+_GLITCH = 5.0  # seconds of waiting that nobody needs to hear of
+
+
+class NoQuorum(RuntimeError):
+    """Too few clients answered, again and again."""
 
 
 class Silence:
@@ -39,21 +44,37 @@ class Silence:
                 self.until[name] = round_ + min(_LONGEST, 2 ** (self.times[name] - 2))
 
     def wait_for(
-        self, there: Callable[[], set[str]], names: Sequence[str], needed: int, round_: int, timeout: float
-    ) -> list[str]:  # fmt: skip
-        """Those of some clients that are there, waiting a while until there are enough; all if there are not."""
-        end = time.monotonic() + timeout
-        while True:
-            now = there()
-            found = [name for name in names if name in now]
-            heard = [name for name in found if not self.aside(name, round_)]
-            if len(heard) >= max(1, needed):
-                return heard
-            if len(found) >= needed:
-                return found
-            if time.monotonic() > end:
-                return list(names)
-            time.sleep(1)
+        self,
+        there: Callable[[], set[str]],
+        names: Sequence[str],
+        needed: int,
+        round_: int,
+        timeout: float,
+        tell: Callable[[str], None],
+    ) -> list[str]:
+        """Those of some clients that are there, waiting a while until there are enough; all if there are not. Whom it
+        waits for is told, and at the end that it waits for nobody."""
+        start, told = time.monotonic(), ""
+        try:
+            while True:
+                now = there()
+                found = [name for name in names if name in now]
+                heard = [name for name in found if not self.aside(name, round_)]
+                if len(heard) >= max(1, needed):
+                    return heard
+                if len(found) >= needed:
+                    return found
+                passed = time.monotonic() - start
+                if passed > timeout:
+                    return list(names)
+                missing = ", ".join(name for name in names if name not in now)
+                if passed > _GLITCH and missing != told:
+                    tell(missing)
+                    told = missing
+                time.sleep(1)
+        finally:
+            if told:
+                tell("")
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""

@@ -57,6 +57,10 @@ class Patience:
 class Transport(Protocol):
     """Carries letters to clients and their answers back."""
 
+    def members(self) -> set[str]:
+        """Clients that belong to the federation now."""
+        ...
+
     def reachable(self) -> set[str]:
         """Clients that seem to be there now."""
         ...
@@ -75,6 +79,10 @@ class FlowerTransport:
         self._known = names
         self._names = dict(names())
         self._limits = limits  # where the door reads how much clients may upload
+
+    def members(self) -> set[str]:
+        """Clients with a registered key."""
+        return set(self._known().values())
 
     def reachable(self) -> set[str]:
         """Clients whose node is online, as far as Flower knows (it takes half a minute to notice a dead one)."""
@@ -121,6 +129,10 @@ class OpenTransport(FlowerTransport):
         self._met: dict[int, str] = {}
         super().__init__(grid, lambda: self._met)
         self._clients = clients
+
+    def members(self) -> set[str]:
+        """Clients by the operator's list."""
+        return set(self._clients())
 
     def reachable(self) -> set[str]:
         """Clients whose node is online; nodes not met before introduce themselves first."""
