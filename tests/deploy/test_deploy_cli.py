@@ -17,8 +17,8 @@ pytest.importorskip("flwr")
 from fedquilt.cli import main
 from fedquilt.deploy.ops import nginx, runs
 from fedquilt.deploy.ops.create import create
-from fedquilt.deploy.ops.server_processes import ServerSide
 from fedquilt.deploy.ops.processes import Failed
+from fedquilt.deploy.ops.server_processes import ServerSide
 from fedquilt.deploy.ops.superlink import who_is_there
 from fedquilt.deploy.project import Address, Node, Project
 
