@@ -23,7 +23,8 @@ from torch.nn import functional as F
 import fedquilt as fq
 from fedquilt.models import Modular, dense
 
-Task, Row = TypeVar("Task"), TypeVar("Row")
+Task = TypeVar("Task")
+Row = TypeVar("Row")
 
 
 class Signals(nn.Module):

@@ -188,7 +188,7 @@ def test_keys_that_spoil_the_others_questions_cost_their_client_alone(tmp_path: 
         arrays, text = unpack(device.handle(letter))
         own = arrays["keys/0"]
         others = unpack(post.up["client-0"][-1])[0]["keys/0"]
-        key = {"another's": others, "zero": np.zeros_like(own), "one twice": np.tile(own[:, :32], 2)}[bad]
+        key = {"another's": others, "zero": np.zeros_like(own), "one twice": np.tile(own[:, :32], 3)}[bad]
         return Answer(client, pack({"keys/0": key}, text))
 
     post.accident = lie

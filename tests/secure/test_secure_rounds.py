@@ -222,11 +222,11 @@ def test_a_round_with_too_few_of_a_circle_leaves_its_value() -> None:
 
 
 def test_traffic_counts_the_protocol_by_hand() -> None:
-    """7 members, all pairs: keys 64, 6 sealed shares of 50, 7 shares of 17 and 8 bytes a number go up; the keys of 6, 6
-    sealed shares and 7 numbers of 4 bytes come down beside what the open round brings."""
+    """7 members, all pairs: keys 64, what binds 32, 6 sealed shares of 50, 7 shares of 17 and 8 bytes a number go up;
+    the keys of 6, 6 sealed shares and 7 numbers of 4 bytes come down beside what the open round brings."""
     hidden, open_ = federation(secure=SecureSums()).step().traffic, federation().step().traffic
     numbers = int(open_.up[0].sum())
-    assert hidden.bytes_up.tolist() == [64 + 6 * 50 + 7 * 17 + 8 * numbers] * 7
+    assert hidden.bytes_up.tolist() == [64 + 32 + 6 * 50 + 7 * 17 + 8 * numbers] * 7
     assert (hidden.bytes_down - open_.bytes_down).tolist() == [6 * 64 + 6 * 50 + 7 * 4] * 7
 
 

@@ -51,8 +51,7 @@ class NoisyShares:
     members: int
 
     def __post_init__(self) -> None:
-        largest = self.members * (self.privacy.clip / self.step + _TAIL * SIGMA)
-        if largest >= 2.0 ** (self.settings.bits - 1):
+        if self.largest(self.members) / self.step >= 2.0 ** (self.settings.bits - 1):
             cure = "take secure.bits=64" if self.settings.bits == 32 else "give more noise"
             raise ValueError(
                 f"dp.level=distributed: sums of {self.members} clients with noise of {self.privacy.found:.3g} do not "
@@ -77,6 +76,10 @@ class NoisyShares:
     def decode(self, whole: Whole) -> NDArray[np.float64]:
         """A sum of what `encode` gave as numbers again."""
         return unwrapped(whole) * self.step
+
+    def largest(self, members: int) -> float:
+        """What a number of the sum of so many members is never beyond."""
+        return members * (self.privacy.clip + _TAIL * SIGMA * self.step)
 
 
 def enough(privacy: Privacy, members: int) -> int:

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from fedquilt.core.server import Server
     from fedquilt.core.values import CircleValues
 
-# Bytes of the protocol beside numbers, for each neighbour and for each member: public keys, sealed shares, shares of
-# one secret, and a client's number. See `secure.protocol`.
-_KEYS, _SEALED, _SHARE, _NUMBER = 64, 50, 17, 4
+# Bytes of the protocol beside numbers, for each neighbour and for each member: public keys, what binds a member, sealed
+# shares, shares of one secret, and a client's number. See `secure.protocol`.
+_KEYS, _BOUND, _SEALED, _SHARE, _NUMBER = 64, 32, 50, 17, 4
 Keys = tuple[tuple[str, Signature], ...]
 
 
@@ -264,7 +264,7 @@ def masked(
     senders: dict[str, list[int]] = {}
     for circle in opened:
         near, mine = degree(len(circle.members)), [place[i] for i in circle.members if i in place]
-        up[mine] += _KEYS + near * _SEALED + circle.size * (settings.bits // 8 - 4) + (near + 1) * _SHARE
+        up[mine] += _KEYS + _BOUND + near * _SEALED + circle.size * (settings.bits // 8 - 4) + (near + 1) * _SHARE
         down[mine] += near * (_KEYS + _SEALED) + (near + 1) * _NUMBER
         for unit in circle.values.units:
             senders.setdefault(unit, []).extend(mine)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedquilt.secure.fixed_point import Whole
 
-PUBLIC, SEED = 32, 16  # bytes
+PUBLIC, SEED, BINDING = 32, 16, 32  # bytes
 _NONCE = bytes(16)  # a key draws one stream or seals one letter each way, so that no nonce comes twice
 _FRESH = secrets.token_bytes
 

@@ -1,6 +1,7 @@
 """The protocol of one circle in one round: four questions to each member, by which the server learns a sum.
 
-1. keys: every member makes two fresh key pairs and tells the public keys: one for masks, one for sealed shares.
+1. keys: every member makes two fresh key pairs and tells the public keys: one for masks, one for sealed shares. It
+   binds itself to its self mask's seed by a hash of it; to its mask key's seed it is bound by the public key.
 2. shares: it hears its neighbours' keys, draws a self mask's seed, and gives each neighbour, sealed, one share of that
    seed and one of its mask key's seed.
 3. masked: it hears who gave shares, and sends its numbers + its self mask +- a mask for each of these neighbours.
@@ -9,11 +10,16 @@
    those that left after giving shares that of the mask key; never both, and it answers once.
 
 `Party` is a member, `Sum` the server. Members are known by numbers. Whoever does not answer is left out from there on.
+A member that gives shares that are none spoils its circle's sum at most: what is put together must be what its owner is
+bound to, else other holders' shares are tried; who gave or holds wrong ones can be told.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -22,7 +28,8 @@ from fedquilt.secure.fixed_point import Whole
 from fedquilt.secure.graph import degree, neighbours
 from fedquilt.secure.settings import SecureSums
 
-_MASK, _SHARE = b"mask", b"share from %d to %d"
+_MASK, _BOUND, _SHARE = b"mask", b"bound", b"share from %d to %d"
+_KEYS = 2 * masks.PUBLIC  # bytes of a member's keys; after them comes what binds it
 
 
 class Unsafe(ValueError):
@@ -31,6 +38,10 @@ class Unsafe(ValueError):
 
 class TooFew(RuntimeError):
     """So many members left that the sum cannot be opened, or must not be."""
+
+
+class Spoilt(RuntimeError):
+    """A member did not keep to the protocol, and its circle's sum is worth nothing."""
 
 
 class Party:
@@ -51,9 +62,9 @@ class Party:
         return len(self._peers) + 1
 
     def keys(self) -> bytes:
-        """Its public keys: for masks, for letters."""
+        """Its public keys, for masks and for letters, and what binds it to its self mask."""
         self._next(1)
-        return self._mask_key.public + self._letter_key.public
+        return self._mask_key.public + self._letter_key.public + masks.derive(self._self_seed, _BOUND)
 
     def shares(self, peers: Mapping[int, bytes], members: int) -> dict[int, bytes]:
         """For each neighbour its sealed shares; `peers` are the neighbours' public keys, `members` how many there are
@@ -85,8 +96,8 @@ class Party:
         for peer, sealed in received.items():
             try:
                 self._held[peer] = masks.unseal(self._letter(peer, out=False), sealed)
-            except ValueError as error:
-                raise Unsafe(str(error)) from None
+            except ValueError:  # it will give shares of this neighbour that are none, and the server will notice
+                self._held[peer] = bytes(2 * shamir.SHARE)
         pairs = ((_sign(self.number, peer), self._pair(peer)) for peer in sorted(received))
         return iter([(1, masks.derive(self._self_seed, _MASK)), *pairs])
 
@@ -130,6 +141,7 @@ class Sum:
         self.arrived: set[int] = set()
         self.total: Whole | None = None
         self._shares: dict[int, dict[int, bytes]] = {}  # by whose secret, the holders' shares
+        self._wrong: dict[int, set[int]] = {}  # by whose secret, the holders whose shares did not fit
 
     @property
     def left(self) -> set[int]:
@@ -138,7 +150,7 @@ class Sum:
 
     def peers(self, member: int) -> dict[int, bytes]:
         """Question 2: the public keys of a member's neighbours."""
-        return {other: self.keys[other] for other in self.graph[member]}
+        return {other: self.keys[other][:_KEYS] for other in self.graph[member]}
 
     def take_shares(self, member: int, shares: Mapping[int, bytes]) -> None:
         """Answer 2."""
@@ -174,26 +186,60 @@ class Sum:
         return len(self.arrived) >= self.settings.minimum
 
     def open(self) -> Whole:
-        """The sum of the numbers of all who arrived: what came masked, less the masks that do not cancel."""
+        """The sum of the numbers of all who arrived: what came masked, less the masks that do not cancel.
+
+        `Spoilt` where a secret that its owner is bound to cannot be put together.
+        """
         if self.total is None or not self.ready():
             raise TooFew(f"{len(self.arrived)} of {len(self.keys)} members sent something; nothing can be opened")
+        secrets, asked = dict[int, bytes](), sorted(self.arrived | self.left)
+        for number in asked:  # all of them, so that all are known who are to blame
+            with suppress(Spoilt):
+                secrets[number] = self._secret(number)
+        if len(secrets) < len(asked):
+            raise Spoilt("shares of a secret do not come to what its owner is bound to")
         total = self.total.copy()
         for number in self.arrived:
-            key = masks.derive(self._secret(number), _MASK)
-            _add(total, -1, masks.stream(key, len(total), total.dtype))
+            _add(total, -1, masks.stream(masks.derive(secrets[number], _MASK), len(total), total.dtype))
         for gone in self.left:
-            pair = masks.KeyPair(self._secret(gone))
+            pair = masks.KeyPair(secrets[gone])
             for other in sorted(self.arrived & set(self.graph[gone])):
                 key = pair.agreed(self.keys[other][: masks.PUBLIC], _MASK)
                 _add(total, -_sign(other, gone), masks.stream(key, len(total), total.dtype))
         return total
 
+    @property
+    def blamed(self) -> set[int]:
+        """Members with more than one share that did not fit: of their own secret, or of others' that they hold.
+
+        Of a single one nobody can say whether its owner or its holder is to blame.
+        """
+        pairs = {(owner, holder) for owner, holders in self._wrong.items() for holder in holders}
+        found: set[int] = set()
+        while pairs:
+            times = Counter(member for pair in pairs for member in pair)
+            worst, most = times.most_common(1)[0]
+            if most < 2:
+                break
+            found.add(worst)
+            pairs = {pair for pair in pairs if worst not in pair}
+        return found
+
     def _secret(self, number: int) -> bytes:
-        least = self.settings.least(len(self.graph[number]) + 1)
-        try:
-            return shamir.combine(self._shares.get(number, {}), least)
-        except ValueError as error:
-            raise TooFew(str(error)) from None
+        """What a member's shares come to, if it is what the member is bound to; other holders' are tried if not."""
+        shares, least = self._shares.get(number, {}), self.settings.least(len(self.graph[number]) + 1)
+        if len(shares) < least:
+            raise TooFew(f"{len(shares)} shares are fewer than the {least} that a secret is put together from")
+        found = shamir.recover(shares, least, partial(self._fits, number), self.blamed)
+        self._wrong[number] = set(shares) if found is None else found[1]
+        if found is None:
+            raise Spoilt
+        return found[0]
+
+    def _fits(self, number: int, secret: bytes) -> bool:
+        if number in self.arrived:
+            return masks.derive(secret, _BOUND) == self.keys[number][_KEYS:]
+        return masks.KeyPair(secret).public == self.keys[number][: masks.PUBLIC]
 
 
 def _sign(own: int, other: int) -> int:

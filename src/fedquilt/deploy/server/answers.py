@@ -23,7 +23,7 @@ class Exchange:
     """What one exchange of letters was: for the log and for `status`."""
 
     round: int
-    what: str  # "hello", "round", "newcomer", "shares", "masked", "unmask", or "end" where clients only look
+    what: str  # "hello", "round", "newcomer", "shares", "masked", "unmask", "sums" or "end", where clients only look
     attempt: int
     asked: list[str]
     answered: list[str] = field(default_factory=list)

@@ -91,9 +91,8 @@ class RemoteClients:
         needed = max(1, math.ceil(self.rounds.quorum * len(chosen)))
         for attempt in range(1, self.rounds.attempts + 1):
             asked = self._ask([*chosen, *self._spare(server, chosen)], needed, server.round + 1)
-            downs = {number: server.instructions([number]) for number in asked}
-            settings = self.stubs.terms.secure
-            secure = None if settings is None else SecureExchange(server, asked, settings)
+            downs, settings = {number: server.instructions([number]) for number in asked}, self.stubs.terms.secure
+            secure = None if settings is None else SecureExchange(server, asked, settings, self.transfer.largest_change)
             answers, tokens = self._letters(server, downs, readouts, attempt, False, len(chosen), needed, secure=secure)
             if len(answers) < needed and not (secure and secure.over(self.told[self.names[n]] for n in asked)):
                 continue
@@ -103,6 +102,8 @@ class RemoteClients:
                 opened, sums, left = secure.run(partial(self._secure, server, tokens, attempt))
             except TooFew:
                 continue
+            if faults := secure.faults(server.round + 1, attempt, self.names):
+                self._note(faults, server)
             answers = {number: answer for number, answer in answers.items() if number not in left}
             if len(answers) >= needed or secure.noise is not None:
                 break
@@ -215,8 +216,7 @@ class RemoteClients:
 
         collect(self.post, letters, self.names, tokens, record, waiting, read)
         self._compare(answers, downs, record)
-        self._remember(record, server)
-        self.log(record)
+        self._note(record, server)
         return answers, tokens
 
     def _largest(self, server: Server, asked: Collection[int], readouts: int) -> dict[str, int]:
@@ -237,8 +237,8 @@ class RemoteClients:
             record.refused[self.names[number]] = "far-from-others"
             record.details[self.names[number]] = str(Refused("far-from-others", where[:60]))
 
-    def _remember(self, record: Exchange, server: Server) -> None:
-        """Counts what was left out, notes what each sender is to be told, and who said nothing."""
+    def _note(self, record: Exchange, server: Server) -> None:
+        """Counts what was left out, notes what each sender is to be told, and who said nothing; then logs it."""
         silent = [name for name, code in record.refused.items() if code == "no-answer" and name in self.told]
         self.silence.note(record.round, silent, [name for name in self.told if record.bytes_up.get(name)])
         for name in record.asked:
@@ -251,6 +251,7 @@ class RemoteClients:
                 server.refused[self.names.index(name)] += code != "no-answer"
             if code == "lost-state":
                 self.accepted[name] = FRESH
+        self.log(record)
 
     def _secure(
         self, server: Server, tokens: Mapping[int, str], attempt: int, phase: str, letters: Letters, read: Read
@@ -261,8 +262,7 @@ class RemoteClients:
         needed = math.ceil(self.rounds.quorum * len(packed))
         waiting = Patience(self.rounds.timeout, needed, self.rounds.grace, self._largest(server, letters, 0))
         collect(self.post, packed, self.names, tokens, record, waiting, lambda n, arrays, _: read(n, arrays))
-        self._remember(record, server)
-        self.log(record)
+        self._note(record, server)
 
     def _letter(
         self, down: Instructions, token: str, readouts: Sequence[Readout], last: bool,

@@ -6,6 +6,7 @@ and not kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +17,20 @@ from numpy.typing import NDArray
 from fedquilt.core.noisy_shares import NoisyShares, enough, in_shares
 from fedquilt.core.secure_round import Circle, circles, summed
 from fedquilt.core.server import Server
+from fedquilt.deploy.server.answers import Exchange
 from fedquilt.deploy.transport.secure_codec import Told, read_bytes, write_bytes
 from fedquilt.deploy.transport.wire import Refused, pack
 from fedquilt.interface.masked import Summed
 from fedquilt.secure import SecureSums, masks, shamir
-from fedquilt.secure.fixed_point import whole_dtype
-from fedquilt.secure.protocol import Sum, TooFew
+from fedquilt.secure.fixed_point import FixedPoint, whole_dtype
+from fedquilt.secure.protocol import Spoilt, Sum, TooFew
 
 Arrays = dict[str, NDArray[Any]]
 Letters = dict[int, tuple[Arrays, dict[str, Any]]]
 Read = Callable[[int, Mapping[str, NDArray[Any]]], None]  # takes one client's answer; `Refused` where it is none
 Ask = Callable[[str, Letters, Read], None]  # a phase, its letters, who reads answers
 
-_SEALED = 2 * shamir.SHARE + 16
+_SEALED, _PUBLISHED = 2 * shamir.SHARE + 16, 2 * masks.PUBLIC + masks.BINDING
 
 
 @dataclass
@@ -43,13 +45,17 @@ class _Place:
 class SecureExchange:
     """The secure sums of one round of clients that were asked."""
 
-    def __init__(self, server: Server, asked: Sequence[int], settings: SecureSums) -> None:
-        self.settings = settings
+    def __init__(
+        self, server: Server, asked: Sequence[int], settings: SecureSums, largest_change: float = 1000.0
+    ) -> None:
+        self.settings, self.largest_change = settings, largest_change
         self.noise = in_shares(server.privacy)
         self.planned = circles(server, asked)
         self.own = {number: [c for c in self.planned if number in c.members] for number in asked}
         self.keys: dict[int, list[bytes]] = {}
         self._public: set[bytes] = set()  # all of them one by one
+        self.spoilt: list[Circle] = []  # circles that keep their value, since a member did not keep to the protocol
+        self.blamed: set[int] = set()  # members of which that is known
 
     def told(self, number: int) -> list[dict[str, Any]]:
         """What a client is told of its circles, in the round's letter."""
@@ -64,8 +70,8 @@ class SecureExchange:
         expected = [f"keys/{at}" for at in range(len(self.own[number]))]
         if set(arrays) != set(expected):
             raise Refused("unknown-unit" if set(arrays) - set(expected) else "missing-unit")
-        found = [read_bytes(arrays[name], [0], 2 * masks.PUBLIC)[0] for name in expected]
-        new = [half for key in found for half in (key[: masks.PUBLIC], key[masks.PUBLIC :])]
+        found = [read_bytes(arrays[name], [0], _PUBLISHED)[0] for name in expected]
+        new = [half for key in found for half in (key[: masks.PUBLIC], key[masks.PUBLIC : 2 * masks.PUBLIC])]
         # the others would answer no question about such keys, and be left out in its place
         if len(set(new) | self._public) < len(new) + len(self._public) or not all(map(masks.usable, new)):
             raise Refused("bad-keys")
@@ -80,7 +86,7 @@ class SecureExchange:
         """The three questions that are left: the circles that were opened, their sums, and who left on the way.
 
         `TooFew` where a circle was begun and cannot be opened. With noise in shares such a circle keeps its value:
-        numbers leave once in a round.
+        numbers leave once in a round. So does one whose sum a member spoilt: asked again, it could do so again.
         """
         places = list(self._places())
         ask("shares", self._letters(places, self._peers), self._take_shares(places))
@@ -95,24 +101,50 @@ class SecureExchange:
         ask("unmask", self._letters(places, self._fates), self._take_unmask(places))
         found = []
         for place in places:
+            circle = place.circle.only(sorted(place.sum.arrived))
             try:
-                found.append((place.circle.only(sorted(place.sum.arrived)), self._opened(place)))
+                found.append((circle, self._opened(place, circle)))
+            except Spoilt:
+                self.spoilt.append(circle)
             except TooFew:
                 if self.noise is None:
                     raise
+            self.blamed |= place.sum.blamed
         return [circle for circle, _ in found], tuple(summed(found, {})), left
+
+    def faults(self, round_: int, attempt: int, names: Sequence[str]) -> Exchange | None:
+        """What came of the sums, for the record, where a member did not keep to the protocol."""
+        if not self.spoilt and not self.blamed:
+            return None
+        inside = {number for circle in self.spoilt for number in circle.members}
+        codes = dict.fromkeys(inside, "spoilt-sum") | dict.fromkeys(self.blamed, "bad-shares")
+        units = " ".join(unit for circle in self.spoilt for unit in circle.values.units)
+        refused = {names[number]: code for number, code in sorted(codes.items())}
+        details = {name: str(Refused(code, units[:60])) for name, code in refused.items()}
+        return Exchange(round_, "sums", attempt, list(refused), refused=refused, details=details)
 
     def _ready(self, place: _Place) -> bool:
         """Whether so many sent something that its sum may be opened, and has the noise that was promised."""
         assert self.noise is not None
         return place.sum.ready() and len(place.sum.arrived) >= enough(self.noise, len(place.circle.members))
 
-    def _opened(self, place: _Place) -> NDArray[np.float64]:
-        """The sum of the copies of those who arrived."""
+    def _opened(self, place: _Place, circle: Circle) -> NDArray[np.float64]:
+        """The sum of the copies of those who arrived; `Spoilt` where it is none that they can come to."""
+        point: FixedPoint | NoisyShares
         if self.noise is None:
-            return self.settings.point(place.circle.planned).decode(place.sum.open())
-        shares = NoisyShares(self.noise, self.settings, len(place.circle.members))
-        return place.circle.only(sorted(place.sum.arrived)).moved(shares.decode(place.sum.open()))
+            point = self.settings.point(circle.planned)
+        else:
+            point = NoisyShares(self.noise, self.settings, len(place.circle.members))
+        total = point.decode(place.sum.open())
+        if total.size and float(np.abs(total).max()) > point.largest(len(circle.members)):
+            raise Spoilt
+        if self.noise is not None:
+            return circle.moved(total)
+        value, weight = circle.values.value[circle.row].double().numpy(force=True), sum(circle.shares)
+        usual = max(float(np.linalg.norm(value)), math.sqrt(total.size))
+        if float(np.linalg.norm(total - weight * value)) > weight * self.largest_change * usual:
+            raise Spoilt  # as a single update that went so far would be left out
+        return total
 
     def _places(self) -> Iterator[_Place]:
         for circle in self.planned:

@@ -34,6 +34,8 @@ REASONS = {
     "out-of-range": "it held a number beyond the range of secure sums",
     "unsafe-sum": "what the server asked for would not have kept the client's copy secret",
     "bad-keys": "its public keys were another client's, or such that nobody can agree on a secret with it",
+    "bad-shares": "shares of secrets that it gave or holds were none, so that a secure sum could not be trusted",
+    "spoilt-sum": "the secure sum of its circle came to nothing, since a member did not keep to the protocol",
     "open-copy": "the device's owner sends copies under secure sums only",
     "absurd-norm": "it went absurdly far from what the client was sent",
     "far-from-others": "it was many times as far from what was sent as the others of its round",
