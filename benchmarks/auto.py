@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 
 import splits
 import torch
+from auto_tables import RULE, Row, kept, safety, table, verdict
 
 import fedquilt as fq
 from fedquilt.authoring import Plan, Roster, State
@@ -37,9 +38,7 @@ from fedquilt.methods import FedAvg
 from fedquilt.sharing import adjusted_rand, circles_by_trait
 
 RESULTS = Path(__file__).parent.parent / "results" / "auto.jsonl"
-RULE = 2  # of `auto` and the vote, counted up where they change: scores by another are not compared
 Builder = Callable[[int], fq.Scenario]
-Row = dict[str, Any]
 
 
 def _cell(name: str, training: Mapping[str, Any] | None = None, **settings: Any) -> Builder:
@@ -67,7 +66,6 @@ CELLS: dict[str, Builder] = {
     **{f"mnist-{kind}": partial(splits.mnist, kind) for kind in splits.KINDS},
     **{f"cifar10-{kind}": partial(splits.cifar, kind) for kind in splits.KINDS},
 }  # fmt: skip
-UNPLANTED = ("iid", "dirichlet-0.5", "dirichlet-0.1", "labels-2")
 TRUE_CLUSTERS = {"turned": 4, "names": 3, "pixels": 3}
 
 
@@ -125,7 +123,15 @@ def run_cell(
 ) -> Iterator[Row]:
     """The row of the clients alone, then one for each method; one that does not apply says so in its row."""
     scenario = CELLS[cell](seed)
-    row: Row = {"cell": cell, "seed": seed, "rule": RULE, "commit": _commit(), "torch": torch.__version__}
+    samples = [len(client.validation) for client in scenario.clients]
+    row: Row = {
+        "samples": samples,
+        "cell": cell,
+        "seed": seed,
+        "rule": RULE,
+        "commit": _commit(),
+        "torch": torch.__version__,
+    }
     how: dict[str, Any] = {"seed": seed, "device": device, "engine": engine, "threads": threads}
     how["evaluate_every"] = scenario.training.rounds
     alone = fq.run(scenario, "local", alone=False, readouts=["received"], **how)
@@ -171,91 +177,11 @@ def _commit() -> str:
     return found.stdout.strip()
 
 
-def kept(path: Path) -> list[Row]:
-    """Rows that can be compared: of each cell the runs of `auto` and the votes by its newest rule, and all the rest."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    newest: dict[str, int] = {}
-    for row in rows:
-        if row["method"] == "auto":
-            newest[row["cell"]] = max(row.get("rule", 1), newest.get(row["cell"], 1))
-    found: dict[tuple[str, str, int], Row] = {}
-    for row in rows:
-        key, now = (row["cell"], row["method"], row["seed"]), row.get("rule", 1) == newest.get(row["cell"], 1)
-        if row["method"] == "auto" and not now:
-            continue
-        for split in {"validation", "test"} & row.keys():
-            scores = {r: list(v.values()) if isinstance(v, dict) else v for r, v in row[split].items()}
-            row[split] = {readout: each for readout, each in scores.items() if now or readout != "vote"}
-        if key not in found or now:
-            found[key] = row
-    return list(found.values())
-
-
 def append(path: Path, row: Row) -> None:
     """Write a row at the end of a file, one process at a time."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps(row) + "\n")
-
-
-def table(rows: list[Row]) -> str:
-    """Mean test accuracy in percent by cell (mean over seeds), of every method with its best read-out in hindsight."""
-    scores: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for row in rows:
-        for readout, clients in row.get("test", {}).items():
-            mine = scores.setdefault((row["cell"], row["method"]), {}).setdefault(readout, [])
-            mine.append(100 * statistics.fmean(clients))
-    methods = [m for m in METHODS if any(method == m for _, method in scores)]
-    text = [f"| cell | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
-    for cell in dict.fromkeys(cell for cell, _ in scores):
-        cells = []
-        for method in methods:
-            by = {readout: statistics.fmean(v) for readout, v in scores.get((cell, method), {}).items()}
-            best = max(by, key=by.__getitem__, default="")
-            cells.append(f"{by[best]:.1f} {best}" if best else "-")
-        text.append(f"| {cell} | {' | '.join(cells)} |")
-    return "\n".join(text)
-
-
-def verdict(rows: list[Row]) -> str:
-    """Auto with the vote against the best fixed method and read-out in hindsight, cell by cell, and against FedAvg+.
-
-    Differences are paired by seed, with their standard error; a method counts in a cell where it ran all of auto's
-    seeds. FedAvg+ is FedAvg fine-tuned for a round or for ten epochs, whichever is better in hindsight.
-    """
-    scores: dict[tuple[str, str, str], dict[int, list[float]]] = {}
-    for row in rows:
-        for readout, clients in row.get("test", {}).items():
-            scores.setdefault((row["cell"], row["method"], readout), {})[row["seed"]] = clients
-    text = [
-        "| cell | auto, vote | best fixed in hindsight | difference | FedAvg+ | worse than alone | Rand |",
-        "|---" * 7 + "|",
-    ]
-    for cell in dict.fromkeys(cell for cell, method, _ in scores if method == "auto"):
-        mine = scores[cell, "auto", "vote"]
-        means = {
-            key: _mean(each, mine) for key, each in scores.items() if key[0] == cell and mine.keys() <= each.keys()
-        }
-        best = max((key for key in means if key[1] != "auto"), key=means.__getitem__)
-        gaps = [_mean(mine, [seed]) - _mean(scores[best], [seed]) for seed in mine]
-        error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
-        plus = max(means.get((cell, "fedavg", readout), 0.0) for readout in ("adapted", "fine-tuned"))
-        alone = scores.get((cell, "local", "received"), {})
-        worse = [sum(a < b for a, b in zip(mine[s], alone[s], strict=True)) for s in mine if s in alone]
-        planted = not cell.endswith(UNPLANTED)
-        ours = [row["rand"].values() for row in rows if (row["cell"], row["method"]) == (cell, "auto")]
-        found = [(max if planted else min)(each, default=1.0) for each in ours]
-        text.append(
-            f"| {cell} | {_mean(mine, mine):.1f} | {means[best]:.1f} {best[1]}, {best[2]} | "
-            f"{statistics.fmean(gaps):+.1f} ± {error:.1f} | {plus:.1f} | {', '.join(map(str, worse))} of "
-            f"{len(next(iter(mine.values())))} | {', '.join(f'{index:.2f}' for index in found)} |"
-        )
-    return "\n".join(text)
-
-
-def _mean(by_seed: Mapping[int, Sequence[float]], seeds: Iterable[int]) -> float:
-    """Per cent, over clients and some seeds."""
-    return 100 * statistics.fmean(statistics.fmean(by_seed[seed]) for seed in seeds)
 
 
 Job = tuple[str, int, list[str]]  # a cell, a seed, and methods
@@ -301,7 +227,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only show what is kept")
     arguments = parser.parse_args()
     if arguments.table:
-        print(f"{table(kept(arguments.out))}\n\n{verdict(kept(arguments.out))}")
+        rows = kept(arguments.out)
+        print(f"{table(rows)}\n\n{verdict(rows)}\n\n{safety(rows)}")
         return
     arguments.out.parent.mkdir(exist_ok=True)
     done = {(row["cell"], row["method"], row["seed"]) for row in kept(arguments.out) if row.get("rule", 1) == RULE}
