@@ -13,10 +13,11 @@ pytest.importorskip("flwr")
 
 import numpy as np
 import torch
-from deploy_help import LocalPost, digits_with_public, federate, lines, same_rows
+from deploy_help import LocalPost, PowerCut, cut_at, digits_with_public, federate, lines, same_rows
 
 from fedquilt._util.lock import Held
 from fedquilt.deploy.device.device import Device
+from fedquilt.deploy.ops import membership
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.project import Address, Project, Rounds
 from fedquilt.deploy.server import silence
@@ -194,6 +195,20 @@ def test_who_was_removed_is_neither_asked_nor_counted(tmp_path: Path) -> None:
     taken = federation.step().participants
     assert {federation.scenario.clients[number].name for number in taken} == set(post.devices) - {BAD}
     assert len(post.down[BAD]) == asked
+
+
+def test_a_run_goes_on_without_a_client_that_was_removed(tmp_path: Path) -> None:
+    """It was in the run, the leader is lost, and meanwhile the operator takes its key away."""
+    project, spec = project_of(tmp_path / "fed", Rounds(timeout=5, attempts=1, quorum=1.0))
+    post = LocalPost(project)
+    post.accident = cut_at(4 + 4 + 1)  # four declarations, a round, and in the next
+    with pytest.raises(PowerCut):
+        lead(project, spec, post)
+    changed = membership.remove(project, BAD)
+    lead(changed, spec, LocalPost(changed))
+    took = {line["round"]: set(line["up"]) for line in lines(Path(spec["folder"]) / "traffic.jsonl")}
+    assert [BAD in took[round_] for round_ in (1, 2, 3, 4)] == [True, False, False, False]
+    assert all(len(names) == 3 for round_, names in took.items() if round_ > 1)
 
 
 def test_whom_a_round_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,10 +46,10 @@ def add(project: Project, name: str, model: str = "") -> Project:
 
 
 def remove(project: Project, name: str) -> Project:
-    """Takes a client's key away; from now on nobody comes in with it. Its folder and results stay."""
+    """Takes a client's key away; from now on nobody comes in with it. Its folder, its results, and its model in
+    `federation.toml` stay: a run that it was in goes on without it, and must know what it was."""
     _check_known(project, name)
-    models = {other: model for other, model in project.models.items() if other != name}
-    changed = replace(project, clients=tuple(other for other in project.clients if other != name), models=models)
+    changed = replace(project, clients=tuple(other for other in project.clients if other != name))
     changed.write()
     refresh(changed)
     return changed
