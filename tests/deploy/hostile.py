@@ -22,7 +22,14 @@ from fedquilt.deploy.project import Node, Project
 from fedquilt.deploy.transport.flower_records import to_record
 from fedquilt.deploy.transport.wire import Refused, pack, unpack
 
-WAYS = ("stall", "badobject", "bomb", "poison", "nan", "noise")
+WAYS = (
+    "stall",
+    "badobject",
+    "bomb",
+    "poison",
+    "nan",
+    "noise",
+)  # a soak's; "samples" lies before the first round
 
 
 class Hostile:
@@ -31,6 +38,7 @@ class Hostile:
     * stall: it announces an answer and never uploads it
     * badobject: what it uploads is not what it announced
     * bomb: it uploads a hundred times what is expected
+    * samples: it says that it has 300 million of them
     * poison, nan, noise: every weight is 900; every weight is NaN; the answer is no message at all
     """
 
@@ -103,12 +111,14 @@ class Hostile:
         if self.way == "noise" and not honest:
             return bytes(range(256))
         content = self.device.handle(letter)
-        if honest or self.way not in ("poison", "nan"):
+        if honest or self.way not in ("poison", "nan", "samples"):
             return content
         try:
             arrays, text = unpack(content)
         except Refused:
             return content
+        if "member" in text:
+            return pack(arrays, text | {"member": text["member"] | {"samples": 300_000_000}})
         value = np.float32(900.0 if self.way == "poison" else np.nan)
         changed: dict[str, Any] = {
             name: np.full_like(array, value) if name.startswith("value/") else array for name, array in arrays.items()

@@ -117,7 +117,7 @@ def test_status_of_a_federation_at_rest(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert "not running" in said
     assert "own-fedavg-0" in said
-    assert "round 3 of 9; b left out 1x" in said
+    assert "interrupted; --resume goes on, round 3 of 9; b left out 1x" in said  # its leader is not there
 
 
 def test_a_server_that_is_being_started_again_is_away_and_no_more(tmp_path: Path) -> None:

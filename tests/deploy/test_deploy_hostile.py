@@ -61,3 +61,16 @@ def test_it_is_left_out_by_name_and_the_run_goes_on(network: Network, way: str, 
     if way == "bomb":
         assert client.uploaded < 40 << 20
         assert size_of(network.project.server_folder) < 80 << 20
+
+
+def test_a_declaration_that_cannot_be_keeps_its_client_out_of_the_run(network: Network) -> None:
+    """Else its 400 bytes would make the server allocate gigabytes, and the shared model would be that client's."""
+    with Hostile(network.project, BAD, "samples", honest=0) as client:
+        folder, summary = network.run("fedavg", rounds=2)
+    assert client.letters >= 1
+    rounds = [line for line in lines(folder / "letters.jsonl") if line["what"] == "round"]
+    assert [line["answered"] for line in rounds if set(line["asked"]) != set(HONEST)] == []
+    assert summary["clients"] == 2
+    (told,) = [line for line in (folder / "leader.log").read_text().splitlines() if "is not in this run" in line]
+    assert f"client '{BAD}'" in told
+    assert "its number of samples is not between 1 and most_samples = 1000000" in told
