@@ -1,10 +1,11 @@
-"""One thread a test, a GPU only for tests that ask for it, a folder of markers that is nobody's, and no doctests of
-parts whose extra is not installed.
+"""One thread a test, a GPU only for tests that ask for it, a folder of markers that is nobody's, Ctrl-C also in the
+background, and no doctests of parts whose extra is not installed.
 """
 
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -20,6 +21,10 @@ if "gpu" not in sys.argv:
 if "FEDQUILT_STATE" not in os.environ:
     os.environ["FEDQUILT_STATE"] = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, os.environ["FEDQUILT_STATE"], ignore_errors=True)
+
+# What a shell starts in the background ignores Ctrl-C, and so would the commands that tests start and stop by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 try:
     from hypothesis import settings

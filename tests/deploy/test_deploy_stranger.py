@@ -211,6 +211,7 @@ def test_a_stale_signature_is_refused(server: ServerSide) -> None:
         f"https://{where}/v1/fleet/activate-node", headers=headers, content=request.SerializeToString(), verify=context
     )
     assert answer.status_code == 401
+    assert "the device's clock is" in answer.text
 
 
 def raw_request(project: Project, method: str, path: str) -> int:
