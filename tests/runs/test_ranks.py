@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,14 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from ranks_help import in_ranks
 from run_help import SETTINGS, build, contents
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedquilt as fq
 from fedquilt.core.family_state import blocks_of
-from fedquilt.core.ranked_clients import joined
-from fedquilt.core.ranks import Ranks, among, from_environment, join
+from fedquilt.core.ranks import Ranks, among, from_environment
+from fedquilt.core.spread import joined
 from fedquilt.engines.parallel import can_fork
 from fedquilt.families.family import Family
 from fedquilt.families.layout import Layout
@@ -34,42 +34,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 # plain; private units; state that travels; models that the server runs; single copies; circles chosen by clients;
-# mixtures of all; what clients say of public samples
-FEW = ("scaffold", "fedfomo")
-METHODS = ("fedavg", "fedper", "scaffold", "feddl", "fedfomo", "ifca", "fedamp", "score-sharing")
+# mixtures of all; what clients say of public samples; mixtures and reports of clients that choose what to send; routes
+FEW = ("scaffold", "fedfomo", "fedpac")
+METHODS = ("fedavg", "fedper", "scaffold", "feddl", "fedfomo", "ifca", "fedamp", "score-sharing", "fedpac", "fedmn")
 
 
 def one(method: str, folder: Path, engine: str = "sequential", **more: Any) -> None:
     options: dict[str, Any] = {"alone": False, "checkpoint_every": 2, "readouts": ("received", "adapted"), **more}
     fq.run(build(clients=7), method, engine=engine, settings=SETTINGS.get(method), out=folder, rounds=3, **options)
-
-
-def in_ranks(size: int, work: Callable[[], object]) -> list[int]:
-    """Do some work in so many forked processes that are ranks of each other; their exit codes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    sys.stdout.flush()
-    children = []
-    for rank in range(size):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                where = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_PORT": port}
-                os.environ.update({"MASTER_ADDR": "127.0.0.1", **{key: str(value) for key, value in where.items()}})
-                torch.set_num_threads(1)
-                with among(join()):
-                    work()
-                code = 0
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        children.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +172,7 @@ def test_updates_of_ranks_are_joined_as_one_process_has_them(keep: Callable[[int
         return Update(1, ids, blocks_of(family, rows[list(ids)], send), {"loss": rows[list(ids), 0]})
 
     whole, parts = update((0, 2, 3, 5, 6, 8)), [update((0, 8)), update((5,)), update((2, 6)), update((3,))]
-    found = joined(parts, units)
+    found = joined(parts, parts, units, Ranks(), torch.device("cpu"))
     assert found.ids == whole.ids
     assert torch.equal(found.reports["loss"], whole.reports["loss"])
     assert len(found.blocks) == len(whole.blocks)
@@ -224,5 +196,5 @@ def test_who_a_process_is_follows_from_torchrun_or_slurm(monkeypatch: pytest.Mon
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     assert from_environment() == (0, 2, 0)
-    assert [list(Ranks(rank, 3).mine) for rank in range(3)] == [[0, 3], [1], [2]]
+    assert [list(Ranks(rank, 3).mine) for rank in range(3)] == [[0, 1], [2], [3]]
     assert sum(Ranks(rank, 3).owns(7) for rank in range(3)) == 1

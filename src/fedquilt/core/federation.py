@@ -24,6 +24,7 @@ from fedquilt.core.guard import Guard
 from fedquilt.core.merge_rules import trusted_names, with_server_client
 from fedquilt.core.privacy_rules import check_method, check_models, uses
 from fedquilt.core.ranked_clients import RankedSimulation
+from fedquilt.core.ranked_server import RankedServer
 from fedquilt.core.ranks import ranks
 from fedquilt.core.secure_round import check, check_time
 from fedquilt.core.server import Server
@@ -117,6 +118,8 @@ class Federation:
         self.device = pick_device(device)
         if (together := ranks()) is not None and self.device.type == "cuda":  # a GPU each
             self.device = torch.device("cuda", together.local % torch.cuda.device_count())
+        if together is not None:
+            together.on(self.device)
         self.readouts = with_own(method, tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]()))
         self.evaluate_every = evaluate_every
         method.check_task(scenario.task)
@@ -142,7 +145,8 @@ class Federation:
         central = privacy if privacy is not None and privacy.level == "client" else None
         guard = Guard(central, self.training.share, len(roster), self.secret) if central else None
         first, look = self.backend.first_values, self.backend.sent_models
-        self.server = Server(method, roster, first, rule, self.device, look, privacy, guard, secure)
+        make: Callable[..., Server] = Server if together is None else partial(RankedServer, together)
+        self.server = make(method, roster, first, rule, self.device, look, privacy, guard, secure)
         changing = any(client.changes for client in scenario.clients)
         passes = self.backend.passes if isinstance(self.backend, Simulation) else 0
         self.clock = make_clock(self.training, method, self.server, passes, changing) if passes else None

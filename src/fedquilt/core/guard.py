@@ -54,8 +54,15 @@ class Guard:
         for ids, copies in parts:
             rows = here.row[ids.to(device, non_blocking=True)]
             sums = sums + Sums.of(copies, rows, torch.ones(len(ids), device=device), plan.count)
+        return self.moved(values, sums)
+
+    def moved(self, values: CircleValues, sums: Sums) -> Merged:
+        """The same from sums of copies that count 1 each."""
+        device, plan = values.value.device, values.plan
+        assert isinstance(plan, UnitPlan)
+        labels = plan.to(device).labels
         noise = torch.cat(
-            [self._noise(key, size, here.labels) for key, size in zip(values.keys, values.sizes, strict=True)], 1
+            [self._noise(key, size, labels) for key, size in zip(values.keys, values.sizes, strict=True)], 1
         )
         expected = self.rate * senders(plan.row, plan.sends, plan.count).double()
         return sums.moved(values.value, self.noise * self.clip * noise, expected.to(device))

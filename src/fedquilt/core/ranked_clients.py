@@ -1,9 +1,10 @@
-"""Clients of which every rank simulates some: what they send is gathered, what they keep stays where they are."""
+"""Clients of which every rank simulates some: what they send and keep stays where they are."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,11 +17,12 @@ from fedquilt.core.family_state import FamilyState
 from fedquilt.core.ranks import Ranks
 from fedquilt.core.server import Server
 from fedquilt.core.simulation import Simulation
+from fedquilt.core.spread import described, joined, read
 from fedquilt.core.terms import Terms
 from fedquilt.engines.memory_budget import memory_budget
 from fedquilt.engines.select import ENGINES
 from fedquilt.families.habits import bits_of
-from fedquilt.interface.messages import Instructions, UnitValues, Update
+from fedquilt.interface.messages import Instructions, Update
 from fedquilt.interface.readout import Readout
 from fedquilt.results import Evaluation
 
@@ -51,29 +53,31 @@ class RankedSimulation(Simulation):
     def exchange(
         self, server: Server, chosen: Sequence[int], readouts: Sequence[Readout]
     ) -> list[tuple[Instructions, Update]]:  # fmt: skip
-        """A round of the chosen clients: each rank's own train, shard by shard; all ranks get what all have sent."""
+        """A round of the chosen clients: each rank's own train, shard by shard; all ranks hear who sent what."""
         families = [ids for ids in self.families(chosen) if ids]
         self._agreed()
         tensors: dict[str, Tensor] = {}
         entries: list[dict[str, Any]] = []
+        own: dict[int, list[Update]] = {number: [] for number in range(len(families))}
         for shard in self.ranks.mine:
             for number, ids in enumerate(families):
-                own = tuple(i for i in ids if i % self.ranks.shards == shard)
-                if own:
-                    entry = _packed(self.run(server.instructions(own)), f"{shard}/{number}/", tensors)
-                    family_state = self.family_states[self.home[own[0]][0]]
-                    engines = self.training.found([family_state])
-                    entries.append(entry | {"shard": shard, "family": number, "engines": engines})
+                some = tuple(i for i in ids if i % self.ranks.shards == shard)
+                if some:
+                    up = self.run(server.instructions(some))
+                    if self.device.type == "cuda":  # the next shard trains in the same memory
+                        copies = (replace(block, value=block.value.clone()) for block in up.blocks)
+                        up = replace(up, blocks=tuple(copies))
+                    own[number].append(up)
+                    family_state = self.family_states[self.home[some[0]][0]]
+                    entry = {"shard": shard, "family": number, "engines": self.training.found([family_state])}
+                    entries.append(entry | described(up, f"{shard}/{number}/", tensors))
                     if family_state.loss is not None and family_state.lost[0] == self.round:
                         tensors[f"{shard}/{number}/loss"] = family_state.loss.clone()
         said = [(entry, tensors) for tensors, entries in self.ranks.gather(tensors, entries) for entry in entries]
         pairs = []
         for number, ids in enumerate(families):
             mine = sorted((s for s in said if s[0]["family"] == number), key=lambda s: int(s[0]["shard"]))
-            ups = [
-                _unpacked(entry, f"{entry['shard']}/{number}/", tensors, server.round + 1, self.device)
-                for entry, tensors in mine
-            ]
+            ups = [read(entry, f"{entry['shard']}/{number}/", tensors, server.round + 1) for entry, tensors in mine]
             family_state = self.family_states[self.home[ids[0]][0]]
             for entry, _ in mine:
                 for engine in entry["engines"]:
@@ -84,8 +88,14 @@ class RankedSimulation(Simulation):
                 found = torch.cat([loss for loss in losses if loss is not None])
                 family_state.loss = found[torch.tensor([i for up in ups for i in up.ids]).argsort()]
                 family_state.lost = (self.round, family_state.places(ids))
-            pairs.append((server.instructions(ids), joined(ups, units)))
+            pairs.append((self._told(server, ids), joined(ups, own[number], units, self.ranks, self.device)))
         return pairs
+
+    def _told(self, server: Server, ids: tuple[int, ...]) -> Instructions:
+        """What went to clients of all ranks: what of it is counted, and all of it where it has to be kept."""
+        if self.terms.training.arrivals:
+            return server.instructions(ids)
+        return Instructions(server.round + 1, ids, (), (), {}, told=server.told(ids))
 
     def _stacks(self, family_state: FamilyState) -> bool:
         """As it was when the round began: within it, who trained first on a rank depends on how many there are."""
@@ -175,70 +185,3 @@ class RankedSimulation(Simulation):
                 start = f"memory/{at}/"
                 kept = {n.removeprefix(start): t.to(self.device) for n, t in tensors.items() if n.startswith(start)}
                 self.memory[tuple(ids)] = kept
-
-
-def _packed(up: Update, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """An update as tensors, which are put aside, and plain values."""
-    blocks = []
-    for at, block in enumerate(up.blocks):
-        # a copy: on a GPU the next shard trains in the same memory
-        tensors[f"{prefix}{at}"] = block.value.clone()
-        if block.places is not None:
-            tensors[f"{prefix}{at}/places"] = block.places
-        blocks.append([list(block.units), list(block.sizes)])
-    tensors |= {f"{prefix}report/{name}": value for name, value in up.reports.items()}
-    return {"ids": list(up.ids), "blocks": blocks, "reports": list(up.reports)}
-
-
-def _unpacked(
-    entry: dict[str, Any], prefix: str, tensors: dict[str, Tensor], round_: int, device: torch.device
-) -> Update:  # fmt: skip
-    """What `_packed` was given."""
-    blocks = tuple(
-        UnitValues(tuple(units), tuple(sizes), tensors.get(f"{prefix}{at}/places"), tensors[f"{prefix}{at}"].to(device))
-        for at, (units, sizes) in enumerate(entry["blocks"])
-    )
-    reports = {name: tensors[f"{prefix}report/{name}"].to(device) for name in entry["reports"]}
-    return Update(round_, tuple(entry["ids"]), blocks, reports)
-
-
-def joined(ups: Sequence[Update], units: Sequence[str]) -> Update:
-    """Updates of clients of one family as one, clients in the order of their numbers; `units` are all that there are.
-
-    >>> one, two = (Update(1, (i,), (UnitValues(("a",), (1,), None, torch.full((1, 1), i)),)) for i in (3, 2))
-    >>> both = joined([one, two], ["a"])
-    >>> both.ids, both.blocks[0].value.tolist()
-    ((2, 3), [[2], [3]])
-    """
-    numbers = torch.cat([up.numbers for up in ups])
-    order = numbers.argsort()
-    ids = tuple(numbers[order].tolist())
-    reports = {
-        name: torch.cat([up.reports[name] for up in ups])[order.to(ups[0].reports[name].device)]
-        for name in ups[0].reports
-    }
-    place = {number: at for at, number in enumerate(ids)}
-    groups: list[tuple[Tensor, list[str], list[Tensor]]] = []  # who sent, (k,), what, and the values (k, size)
-    for unit in units:
-        parts = [part for up in ups if (part := up.part([unit])) is not None and len(part[0])]
-        if not parts:
-            continue
-        at = torch.tensor([place[i] for who, _ in parts for i in who.tolist()])
-        sent = torch.cat([value for _, value in parts])
-        value = sent.new_zeros(len(ids), sent.shape[1])
-        value[at.to(sent.device)] = sent
-        senders = torch.zeros(len(ids), dtype=torch.bool).index_fill_(0, at, True)
-        alike = next((group for group in groups if torch.equal(group[0], senders)), None)
-        if alike is None:
-            groups.append((senders, [unit], [value]))
-        else:
-            alike[1].append(unit)
-            alike[2].append(value)
-    blocks = []
-    for senders, names, values in groups:
-        places = None if bool(senders.all()) else senders.nonzero()[:, 0]
-        value = torch.cat(values, dim=1)
-        sizes = tuple(part.shape[1] for part in values)
-        kept = value if places is None else value[places.to(value.device)]
-        blocks.append(UnitValues(tuple(names), sizes, places, kept))
-    return Update(ups[0].round, ids, tuple(blocks), reports)

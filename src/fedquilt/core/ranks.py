@@ -1,23 +1,24 @@
-"""Several processes as one federation: each trains and measures clients of its own, and all hear what all sent.
+"""Several processes as one federation: each trains and measures clients of its own, and the server half runs on all.
 
 Clients belong to a fixed number of shards by their numbers, and shards to ranks. What is computed together is computed
-shard by shard, so the bits do not depend on how many ranks there are. The server half runs alike on every rank; what a
-client keeps stays on its own rank, and goes to rank 0 only to be written down. Between ranks go bytes of safetensors
-and JSON, by torch.distributed's gloo, in which nothing is unpickled.
+shard by shard, and added pair by pair in one order, so the bits do not depend on how many ranks there are. What a
+client keeps stays on its own rank, and goes to rank 0 only to be written down. Between ranks go tensors of known sizes,
+and bytes of safetensors and JSON where sizes are not known, by torch.distributed: nothing is unpickled. GPUs talk to
+each other (nccl) where every rank has one of its own, else values go through host memory (gloo).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 SHARDS = 4  # at least: so many ranks give the same bits as one
 
@@ -29,11 +30,14 @@ class RankLost(OSError):
 
 
 class Ranks:
-    """This process among those of a run; `mine` are the shards that it has."""
+    """This process among those of a run; `mine` are the shards that it has, `sent` the bytes that it gave to others."""
 
     def __init__(self, rank: int = 0, size: int = 1, local: int = 0, shards: int | None = None) -> None:
         self.rank, self.size, self.local = rank, size, local
         self.shards = shards or max(SHARDS, size)
+        self.sent = 0
+        self._devices: list[str] = []  # what ranks compute on, once they have told each other
+        self._direct: dist.ProcessGroup | None = None  # by which GPUs talk to each other
 
     def over(self, shards: int) -> None:
         """Share so many shards among the ranks."""
@@ -44,18 +48,95 @@ class Ranks:
             )
         self.shards = shards
 
+    def on(self, device: torch.device) -> None:
+        """Say what this rank computes on; GPUs talk to each other from now on where no two ranks share one."""
+        if self._devices or not dist.is_initialized():
+            return
+        name = device.type
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            name += f" {torch.cuda.get_device_properties(device).uuid}"
+        self._devices = [text for _, text in self.gather({}, name)]
+        if len({name.split()[0] for name in self._devices}) > 1:
+            raise ValueError(
+                "some ranks of this run have a GPU and others none, so they would not compute alike; start it on "
+                "machines with GPUs alone, or say --device cpu"
+            )
+        if device.type == "cuda" and len(set(self._devices)) == self.size and dist.is_nccl_available():
+            self._direct = dist.new_group(backend="nccl")
+
     @property
     def mine(self) -> range:
-        """The shards of this rank."""
-        return range(self.rank, self.shards, self.size)
+        """The shards of this rank: neighbours."""
+        return self._of(self.rank)
+
+    def _of(self, rank: int) -> range:
+        return range(-(-rank * self.shards // self.size), -(-(rank + 1) * self.shards // self.size))
+
+    def bounds(self, rank: int) -> range:
+        """Where the shards of a rank begin and end: one number more than it has."""
+        mine = self._of(rank)
+        return range(mine.start, mine.stop + 1)
 
     def owns(self, client: int) -> bool:
         """Whether a client, by its number, is of this rank."""
-        return client % self.shards % self.size == self.rank
+        return client % self.shards in self.mine
+
+    def order(self, clients: Tensor) -> list[Tensor]:
+        """Of each rank the places of its clients among these numbers (k,), shard by shard."""
+        shard = clients % self.shards
+        by_shard = shard.argsort(stable=True)
+        bounds = torch.searchsorted(shard[by_shard], torch.tensor([self._of(r).start for r in range(1, self.size)]))
+        return list(by_shard.tensor_split(bounds.tolist()))
+
+    # --- what goes between ranks -------------------------------------------------------------------------------------
+
+    def added(self, parts: Mapping[int, Tensor]) -> Tensor:
+        """(n,) the sum of a vector of every shard, given this rank's: added in one order, whoever has which. n > 0.
+
+        Each rank adds one part of the numbers for all, so that about twice the vector leaves a rank, however many.
+        """
+        tops = [_tops(self._of(rank), 0, self.shards) for rank in range(self.size)]
+        known = {(shard, shard + 1): part for shard, part in parts.items()}
+        rows = torch.stack([_pairwise(known, *top) for top in tops[self.rank]])  # (t, n)
+        if not dist.is_initialized():
+            return rows[0]
+        width = -(-rows.shape[1] // self.size)
+        padded = nn.functional.pad(rows, (0, self.size * width - rows.shape[1]))
+        found = self.swap([part.flatten() for part in padded.split(width, dim=1)], [len(some) * width for some in tops])
+        known = dict(zip((top for some in tops for top in some), torch.cat(found).view(-1, width), strict=True))
+        return torch.cat(self.spread(_pairwise(known, 0, self.shards), [width] * self.size))[: rows.shape[1]]
+
+    def swap(self, parcels: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Give every rank its parcel, a vector, and get theirs, of these sizes."""
+        if not dist.is_initialized():
+            return list(parcels)
+        mine = self._carried(torch.cat(list(parcels)))
+        found = mine.new_empty(sum(sizes))
+        self.sent += (len(mine) - len(parcels[self.rank])) * mine.element_size()
+        with _named():
+            dist.all_to_all_single(found, mine, list(sizes), [len(p) for p in parcels], group=self._direct)
+        return list(found.to(parcels[0].device).split(list(sizes)))
+
+    def spread(self, mine: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Give all ranks this vector, and get theirs, of these sizes."""
+        if not dist.is_initialized():
+            return [mine]
+        device, longest = mine.device, max(sizes)
+        mine = self._carried(nn.functional.pad(mine, (0, longest - len(mine))))  # all of one length, as gloo wants it
+        found = [torch.empty_like(mine) for _ in sizes]
+        self.sent += (self.size - 1) * longest * mine.element_size()
+        with _named():
+            dist.all_gather(found, mine, group=self._direct)
+        return [part[:size].to(device) for part, size in zip(found, sizes, strict=True)]
+
+    def _carried(self, vector: Tensor) -> Tensor:
+        """A vector where the transport can take it from."""
+        return vector.contiguous() if self._direct is not None and vector.is_cuda else vector.cpu().contiguous()
 
     def gather(self, tensors: Mapping[str, Tensor], text: Any, to_all: bool = True) -> list[Said]:
         """What every rank says, in their order; without `to_all` only rank 0 hears it, and others get nothing."""
-        if self.size == 1:
+        if not dist.is_initialized():
             return [(dict(tensors), json.loads(json.dumps(text)))]
         apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         words = json.dumps(text).encode()
@@ -66,6 +147,7 @@ class Ranks:
             dist.all_gather(lengths, torch.tensor([len(mine)]))
             longest = int(max(lengths))
             mine = torch.cat([mine, mine.new_zeros(longest - len(mine))])  # all of one length, as the transport wants
+            self.sent += longest * (self.size - 1 if to_all else min(self.rank, 1))
             heard = [torch.empty_like(mine) for _ in range(self.size)] if to_all or self.rank == 0 else None
             if to_all:
                 dist.all_gather(heard, mine)
@@ -77,6 +159,27 @@ class Ranks:
         """Leave the others."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _pairwise(known: Mapping[tuple[int, int], Tensor], start: int, stop: int) -> Tensor:
+    """The sum over shards from `start` to `stop`, of the sums over some of them: halves first, in one order always."""
+    if (start, stop) in known:
+        return known[start, stop]
+    middle = (start + stop) // 2
+    return _pairwise(known, start, middle) + _pairwise(known, middle, stop)
+
+
+def _tops(mine: range, start: int, stop: int) -> list[tuple[int, int]]:
+    """The fewest sums of `_pairwise` that make up what is known of these shards.
+
+    >>> _tops(range(0, 2), 0, 4), _tops(range(1, 4), 0, 4)
+    ([(0, 2)], [(1, 2), (2, 4)])
+    """
+    if mine.start <= start and stop <= mine.stop:
+        return [(start, stop)]
+    middle = (start + stop) // 2
+    found = _tops(mine, start, middle) if mine.start < middle and start < mine.stop else []
+    return found + (_tops(mine, middle, stop) if middle < mine.stop and mine.start < stop else [])
 
 
 def _read(told: Tensor) -> Said:

@@ -99,11 +99,13 @@ class Server:
                 send[unit] = of.all
             elif bool((sends := of(self.plan.sends(unit))).any()):
                 send[unit] = sends
-        told = self.method.tell(self.state, self.roster, ids)
-        if self.guard is not None:
-            told = {**told, **self.guard.tells(len(ids))}
         values = tuple(blocks), tuple(pulls)
-        return Instructions(self.round + 1, ids, *values, send, self._everyone, told, offers, copies)
+        return Instructions(self.round + 1, ids, *values, send, self._everyone, self.told(ids), offers, copies)
+
+    def told(self, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
+        """What clients are told beside values."""
+        told = self.method.tell(self.state, self.roster, ids)
+        return told if self.guard is None else {**told, **self.guard.tells(len(ids))}
 
     def merge(self, ups: Sequence[Update]) -> None:
         """Close a round: the method writes the plan, by which what was sent is merged."""
@@ -207,10 +209,7 @@ class Server:
             for part, up in zip(whole, ups, strict=True)
         )
         if not together:
-            self.all_values.remove(circle_values)
-            singles = [circle_values.single(key) for key in circle_values.keys]
-            self.all_values += singles
-            for single in singles:
+            for single in self._apart(circle_values):
                 self.merge_values(single, ups, left_out)
             return
         parts = [part for part in whole if part is not None]
@@ -220,6 +219,13 @@ class Server:
         elif parts or self.guard is not None:  # that nobody was heard must not show under noise
             everyone = torch.cat([torch.zeros(0, dtype=torch.int64), *(ids for ids, _ in parts)])
             left_out.append((everyone, circle_values.merge(parts, self.merging)))
+
+    def _apart(self, circle_values: CircleValues) -> list[CircleValues]:
+        """Units that lay together, each by itself from now on."""
+        self.all_values.remove(circle_values)
+        singles = [circle_values.single(key) for key in circle_values.keys]
+        self.all_values += singles
+        return singles
 
     def _part(self, up: Update, keys: Sequence[Key]) -> tuple[Tensor, Tensor] | None:
         has = self.roster.members[up.ids[0]].units

@@ -118,18 +118,21 @@ class CircleValues:
 
     def merge(self, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
         """Merge client numbers and their copies; which of the copies were not finite and left out, (k,)."""
+        return self.hold(self.merged(parts, how), parts, how)
+
+    def merged(self, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Merged:
+        """What becomes of client numbers and their copies, before the method makes something of it."""
         guard, context = how.guard, self._context(how)
-        merged = guard.merge(self, parts) if guard else merge_unit(self.plan, parts, how.rule, context)
-        return self._hold(merged, parts, how)
+        return guard.merge(self, parts) if guard else merge_unit(self.plan, parts, how.rule, context)
 
     def take(self, sums: Sums, ids: Tensor, how: Merging) -> Tensor:
         """Merge sums of clients' copies that nobody here has seen; which of the clients sent none, (k,)."""
         if not len(sums.total):
             return sums.refused
         here = sums.to(self.value.device)
-        return self._hold(here.mean(), [(ids, here.total)], how)
+        return self.hold(here.mean(), [(ids, here.total)], how)
 
-    def _hold(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
+    def hold(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
         """Keep what the method makes of merged values; which of the copies were left out, (k,)."""
         if how.updates:
             merged = merged._replace(value=self._updated(merged, parts, how))

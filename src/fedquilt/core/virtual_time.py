@@ -209,7 +209,7 @@ def _started(down: Instructions, up: Update, arrives: Tensor) -> AtWork:
         for unit, size in zip(block.units, block.sizes, strict=True):
             base[unit] = block.value[:, start : start + size].clone()
             start += size
-    blocks = tuple(replace(block, value=block.value.clone()) for block in up.blocks)
+    blocks = tuple(UnitValues(b.units, b.sizes, b.places, b.value.clone()) for b in up.blocks)
     reports = {name: value.clone() for name, value in up.reports.items()}
     return AtWork(up.round, replace(up, blocks=blocks, reports=reports), base, arrives, bytes_each(down.told))
 

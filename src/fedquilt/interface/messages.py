@@ -141,13 +141,18 @@ class UnitValues:
         """The part of the value that some units have, as a view; None where they do not lie together here."""
         if tuple(units) == self.units:
             return self.value
+        at = self.where(units)
+        return None if at is None else self.value[:, at]
+
+    def where(self, units: Sequence[str]) -> slice | None:
+        """The columns that some units have; None where they do not lie together here."""
         if not set(units) <= set(self.units):
             return None
         first = self.units.index(units[0])
         if tuple(units) != self.units[first : first + len(units)]:
             return None
         start = sum(self.sizes[:first])
-        return self.value[:, start : start + sum(self.sizes[first : first + len(units)])]
+        return slice(start, start + sum(self.sizes[first : first + len(units)]))
 
 
 @dataclass(frozen=True)

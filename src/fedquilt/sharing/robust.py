@@ -2,6 +2,7 @@
 
 All circles at once, without a loop over circles or clients. A client with a weight counts once, whatever its weight: a
 weight is a claim that a faulty client can make. `least` is the smallest circle in which a rule bears a single liar.
+Rules `by_columns` find each number of a value from that number of the copies alone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Median:
     """
 
     least: ClassVar[int] = 3
+    by_columns: ClassVar[bool] = True
 
     def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
         seats = _Seats.of(values, circle, weight, circles)
@@ -47,6 +49,7 @@ class TrimmedMean:
     tensor([[3.]])
     """
 
+    by_columns: ClassVar[bool] = True
     share: float = 0.1
 
     def __post_init__(self) -> None:
