@@ -25,10 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 WEIGHTS = sum(tensor.numel() for tensor in Net().state_dict().values())
-MERGES = ("mean", "median", "trimmed-mean", "geometric-median", "krum", "norm-bound", "centred-clipping", "fltrust")
-MERGES += ("nnm+krum", "bucketing+median")
-ALL = {
-    **{merge: {"merge": merge} for merge in MERGES},
+ALL: dict[str, dict[str, Any]] = {
+    **{merge: {"merge": merge} for merge in (*fq.sharing.MERGES, "nnm+krum", "bucketing+median")},
     "noise": {"privacy": fq.Privacy(epsilon=8, clip=0.5), "training": {"sampling": "poisson", "share": 0.6}},
     "steps": {"method": "fedadam"},
     "late": {"training": {"arrivals": 3, "share": 0.6}},

@@ -133,15 +133,24 @@ def table_of(clients: Sequence[Client], split: str, public: Sequence[Split]) -> 
     parts = [getattr(client, split) for client in clients]
     count = torch.tensor([len(part) for part in parts])
     longest = int(count.max())
-    has_classes = clients[0].task in ("", Classification.kind)
-    x = torch.empty(len(parts), longest, *parts[0].x.shape[1:], dtype=parts[0].x.dtype)
-    y = torch.zeros(len(parts), longest, *parts[0].y.shape[1:], dtype=parts[0].y.dtype)
-    mask = torch.zeros(len(parts), longest)
-    for i, part in enumerate(parts):
-        x[i, : len(part)], y[i, : len(part)] = part.x, part.y
-        x[i, len(part) :] = part.x[0] if len(part) else clients[i].train.x[0]  # not zeros, which a model may not take
-        owned = torch.isin(part.y, torch.tensor(clients[i].labels)).float() if has_classes else 1.0
-        mask[i, : len(part)] = owned
+    if bool((count == longest).all()):  # one copy of all: of very many clients a loop takes longer than measuring them
+        x, y = torch.stack([part.x for part in parts]), torch.stack([part.y for part in parts])
+    else:
+        x = torch.empty(len(parts), longest, *parts[0].x.shape[1:], dtype=parts[0].x.dtype)
+        y = torch.zeros(len(parts), longest, *parts[0].y.shape[1:], dtype=parts[0].y.dtype)
+        for i, part in enumerate(parts):
+            x[i, : len(part)], y[i, : len(part)] = part.x, part.y
+            x[i, len(part) :] = (
+                part.x[0] if len(part) else clients[i].train.x[0]
+            )  # not zeros: a model may not take them
+    mask = (torch.arange(longest) < count[:, None]).float()
+    if clients[0].task in ("", Classification.kind):
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for i, client in enumerate(clients):
+            alike.setdefault(client.labels, []).append(i)
+        for labels, who in alike.items():
+            at = torch.tensor(who)
+            mask[at] *= torch.isin(y[at], torch.tensor(labels))
     table = PaddedSplit(x, y, mask, count)
     if not public:
         return table

@@ -66,6 +66,11 @@ class Ranks:
             self._direct = dist.new_group(backend="nccl")
 
     @property
+    def direct(self) -> bool:
+        """Whether values go from GPU to GPU."""
+        return self._direct is not None
+
+    @property
     def mine(self) -> range:
         """The shards of this rank: neighbours."""
         return self._of(self.rank)
