@@ -97,6 +97,23 @@ def test_a_damaged_upload_is_refused_or_as_asked_for(content: bytes, chooses: bo
     check(arrays, chooses)
 
 
+@pytest.mark.parametrize(
+    ("report", "code"),
+    [
+        (np.array([0x7F800001], np.uint32).view(np.float32), "not-finite"),  # NaNs that warn when they are converted
+        (np.array([0x7C01], np.uint16).view(np.float16), "not-finite"),
+        (np.array([0x7FF0000000000001], np.uint64).view(np.float64), "not-finite"),
+        (np.array([np.inf], np.float32), "not-finite"),
+        (np.ones(1, np.complex64), "wrong-dtype"),
+    ],
+)
+def test_a_report_that_is_no_number_is_refused_without_a_warning(report: NDArray[Any], code: str) -> None:
+    sent, _ = unpack(SENT)
+    with pytest.raises(Refused) as refused:
+        read_up({**sent, "report/loss": report}, DOWN, SIZES, 1000.0, False)
+    assert refused.value.code == code
+
+
 @fuzzed(200)
 @given(data=st.data())
 def test_an_upload_of_any_arrays_is_refused_or_as_asked_for(data: st.DataObject) -> None:

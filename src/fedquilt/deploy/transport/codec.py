@@ -122,8 +122,11 @@ def read_up(
     check_values(values, expected, sent, largest_change)
     reports = {name.removeprefix(_REPORT): a for name, a in arrays.items() if name.startswith(_REPORT)}
     for name, report in reports.items():
-        if report.dtype.kind == "f" and not bool((np.abs(report.astype(np.float64)) < _LARGEST_REPORT).all()):
-            raise Refused("not-finite", name[:60])
+        if report.dtype.kind not in "fiub":
+            raise Refused("wrong-dtype", name[:60])
+        with np.errstate(invalid="ignore"):  # a NaN may be such that computing with it warns
+            if report.dtype.kind == "f" and not bool((np.abs(report.astype(np.float64)) < _LARGEST_REPORT).all()):
+                raise Refused("not-finite", name[:60])
     whole = grow(values)
     return {u: torch.from_numpy(whole[u].copy()) for u in expected}, {n: torch.tensor(r) for n, r in reports.items()}
 
