@@ -3,7 +3,7 @@
     python benchmarks/attacks.py --jobs 16                      # every rule x attack x share x method, three seeds
     python benchmarks/attacks.py --jobs 16 --minutes 6          # as far as that goes
     python benchmarks/attacks.py --rules mean median --cells feddl-har --attacks alie --liars 0.2 --seeds 0
-    python benchmarks/attacks.py --table                        # what is kept, as tables
+    python benchmarks/attacks.py --table                        # what is kept, as tables; --digest: in short
 
 Rows are appended to results/attacks.jsonl, a line for each run: accuracy of the honest clients on test data after the
 last round, mean and worst decile, with the read-out that the method is reported with. A run that is there already is
@@ -163,6 +163,40 @@ def table(rows: Mapping[Cell, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def digest(rows: Mapping[Cell, Mapping[str, Any]]) -> str:
+    """Of each method and rule: where nobody lies, on average over attacks, and under the worst one, of one seed.
+
+    Impostors are left out, since most methods have none. Columns are of the same clients; alone is without any merge.
+    """
+    lies = tuple(lie for lie in LIES if lie != "impostor")
+    lines = []
+    for scenario, share, seed in sorted({(c.scenario, c.liars, c.seed) for c in rows if c.liars}):
+        lines += [
+            f"\n{scenario}, {share:.0%} of the clients lie, seed {seed}: nobody lies, mean, worst (accuracy, %)\n"
+        ]
+        lines += [f"| merge | {' | '.join(METHODS)} |", "|---|" + "---|" * len(METHODS)]
+        for rule in RULES:
+            shown = [rule]
+            for method in METHODS:
+                found = [rows.get(Cell(scenario, method, rule, lie, share, seed)) for lie in lies]
+                there = [row for row in found if row is not None]
+                clean = rows.get(Cell(scenario, method, rule, "", 0.0, seed))
+                honest = next(
+                    set(row["clients"]) for c, row in rows.items() if c[0] == scenario and c[4:] == (share, seed)
+                )
+                means = [100 * _mean(row, honest) for row in there]
+                told = [f"{100 * _mean(clean, honest):.1f}"] if clean is not None else []
+                if clean is not None and len(there) == len(lies):
+                    told += [f"{statistics.fmean(means):.1f}", f"{min(means):.1f} {lies[means.index(min(means))]}"]
+                shown.append(", ".join(told))
+            lines.append("| " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def _mean(row: Mapping[str, Any], among: set[str]) -> float:
+    return statistics.fmean(value for name, value in row["clients"].items() if name in among)
+
+
 def _found(rows: Mapping[Cell, Mapping[str, Any]], which: Cell) -> list[Mapping[str, Any]]:
     """The rows of a cell, of all seeds."""
     return [row for cell, row in rows.items() if cell[:5] == which[:5]]
@@ -191,10 +225,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, help="begin no run after so many")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--table", action="store_true", help="print what is kept, and run nothing")
+    parser.add_argument("--digest", action="store_true", help="print its digest, and run nothing")
     args = parser.parse_args(words)
     rows = rows_kept()
-    if args.table:
-        print(table(rows))
+    if args.table or args.digest:
+        print(table(rows) if args.table else digest(rows))
         return
     due = [cell for cell in grid(args) if cell not in rows]
     work = partial(run, device=args.device)
