@@ -73,8 +73,11 @@ def server(
         bool, typer.Option("--without-nginx", help="No gate in front; only where nobody else can reach the port.")
     ] = False,
     status_port: Annotated[
-        int | None, typer.Option(metavar="N", help="Serve a status page and /metrics on this port of 127.0.0.1.")
+        int | None, typer.Option(metavar="N", help="Serve a status page and /metrics on this port.")
     ] = None,
+    status_listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The interface for that; who reaches it sees all names and runs.")
+    ] = "127.0.0.1",
 ) -> None:
     """Run the server until it is ended: SuperLink on the loopback address, nginx in front of it."""
     with flower():
@@ -84,13 +87,13 @@ def server(
 
     project = Project.read(folder)
     warn(project.server.warning)
-    page = nullcontext() if status_port is None else served(project, status_port)
+    page = nullcontext() if status_port is None else served(project, status_port, status_listen)
     with until_ended(), ServerSide(project, gate=not without_nginx) as running, page as at:
         warn(running.warning)
         where = f"{project.server.hosts[0]}:{project.server.port}"
         say(f"the federation listens on {where}; {len(project.clients)} clients may join. End with Ctrl-C.")
         if at is not None:
-            say(f"how it stands: http://127.0.0.1:{at}/ and, for Prometheus, http://127.0.0.1:{at}/metrics")
+            say(f"how it stands: http://{status_listen}:{at}/ and, for Prometheus, http://{status_listen}:{at}/metrics")
         for sentence in running.watch():
             say(f"{time.strftime('%H:%M:%S')} {sentence}")
 

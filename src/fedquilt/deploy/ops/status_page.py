@@ -1,4 +1,4 @@
-"""How a federation stands, for people (`/`) and for Prometheus (`/metrics`), on a port of the loopback address."""
+"""How a federation stands, for people (`/`) and for Prometheus (`/metrics`), on a port of its own."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def page(title: str, clients: dict[str, str], runs: list[RunFacts], refused: lis
 
 
 @contextmanager
-def served(project: Project, port: int) -> Iterator[int]:
-    """Serves both on a port of the loopback address (0: a free one) while the context lasts; gives the port."""
+def served(project: Project, port: int, listen: str = "127.0.0.1") -> Iterator[int]:
+    """Serves both on a port (0: a free one) while the context lasts; gives the port. Nobody is asked who they are."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -123,7 +123,7 @@ def served(project: Project, port: int) -> Iterator[int]:
         def log_message(self, *_: object) -> None:
             """Nothing: whoever looks does so every few seconds."""
 
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+    with ThreadingHTTPServer((listen, port), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield int(server.server_address[1])
