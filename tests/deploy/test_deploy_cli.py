@@ -112,7 +112,8 @@ def test_status_of_a_federation_at_rest(tmp_path: Path, capsys: pytest.CaptureFi
     run = project.runs / "own-fedavg-0"
     run.mkdir()
     (run / "status.json").write_text(json.dumps({"state": "running", "round": 3, "rounds": 9}))
-    (run / "letters.jsonl").write_text(json.dumps({"refused": {"b": "not-finite"}}) + "\n")
+    letter = {"seconds": 1.0, "bytes_up": {}, "bytes_down": {}, "refused": {"b": "not-finite"}}
+    (run / "letters.jsonl").write_text(json.dumps(letter) + "\n")
     assert main(["deploy", "status", "--dir", str(project.folder)]) == 0
     said = capsys.readouterr().out
     assert "not running" in said

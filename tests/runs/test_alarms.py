@@ -10,7 +10,6 @@ import pytest
 
 import fedquilt as fq
 from fedquilt._util.metric import ACCURACY, Metric
-from fedquilt.cli.deploy_runs import to_look_at
 from fedquilt.report.page_content import page_data
 from fedquilt.runs.alarms import alarms, in_short
 
@@ -73,6 +72,9 @@ def test_a_run_names_them_and_so_do_its_page_and_the_status(tmp_path: Path) -> N
     assert json.loads((tmp_path / "run/summary.json").read_text())["alarms"] == told
     (page,) = page_data([tmp_path / "run"])["scenarios"]
     assert page["alarms"] == [f"fedavg, seed 0: {sentence}" for sentence in told]
+    pytest.importorskip("flwr")
+    from fedquilt.deploy.ops.run_facts import to_look_at
+
     assert to_look_at(tmp_path / "run") == told[:1]  # a federation on devices knows nobody alone
     assert to_look_at(tmp_path) == []
 

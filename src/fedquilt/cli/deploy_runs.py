@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,7 +103,7 @@ def watch(project: Project, spec: Mapping[str, Any], number: int, stop: bool) ->
 def status(folder: Where = Path(".")) -> None:
     """Say who is there and how the runs stand."""
     with flower():
-        from fedquilt.deploy.ops.runs import is_led
+        from fedquilt.deploy.ops.run_facts import facts_of, run_folders, to_look_at
         from fedquilt.deploy.ops.sent_away import sent_away
         from fedquilt.deploy.ops.superlink import who_is_there
         from fedquilt.deploy.project import Project
@@ -116,16 +116,13 @@ def status(folder: Where = Path(".")) -> None:
         say(f"client   {name:<24} {(there or {}).get(name, 'not seen')}")
     for line in sent_away(project):
         say(f"refused  {line}")
-    for path in sorted(project.runs.glob("*/status.json"), key=lambda path: path.stat().st_mtime):
-        found = json.loads(path.read_text())
-        at = f"round {found['round']} of {found['rounds']}" if "round" in found else found.get("error", "")
-        if found.get("waiting"):
-            at = f"waiting for {found['waiting']}"
-        state = found["state"]
-        if state in ("running", "starting") and not is_led(path.parent):
-            state = "interrupted; --resume goes on"
-        say(f"run      {path.parent.name:<40} {state}, {at}{left_out(path.parent)}")
-        for told in to_look_at(path.parent):
+    for place in run_folders(project):
+        run = facts_of(place)
+        state = "interrupted; --resume goes on" if run.state == "interrupted" else run.state
+        counts = Counter(client for client, _ in run.refused.elements())
+        left_out = "".join(f"; {name} left out {count}x" for name, count in counts.items())
+        say(f"run      {run.name:<40} {state}, {run.note or f'round {run.round} of {run.rounds}'}{left_out}")
+        for told in to_look_at(place):
             say(f"look at  {told}")
 
 
@@ -146,28 +143,6 @@ def choose(method: str, merge: str, settings: list[str] | tuple[()]) -> dict[str
         "merge": {"name": merge, **placed["merge"]},
         **({"dp": Privacy(**placed["dp"]).text} if placed["dp"] else {}),
     }
-
-
-def to_look_at(folder: Path) -> list[str]:
-    """Clients of a run whose scores fell, as far as it went."""
-    from fedquilt.report.read_runs import read_run
-    from fedquilt.runs.alarms import alarms
-    from fedquilt.runs.folder import METRICS, RunFolder
-
-    if not (folder / METRICS).is_file():
-        return []
-    run = read_run(folder)
-    return alarms(RunFolder(folder).lines(METRICS), [], run.reading[0], run.metric)
-
-
-def left_out(folder: Path) -> str:
-    """How many updates a run has left out so far, and of whom."""
-    counts: dict[str, int] = {}
-    letters = folder / "letters.jsonl"
-    for line in letters.read_text().splitlines() if letters.is_file() else ():
-        for name in json.loads(line)["refused"]:
-            counts[name] = counts.get(name, 0) + 1
-    return "".join(f"; {name} left out {count}x" for name, count in counts.items())
 
 
 def tell_exchange(line: Mapping[str, Any]) -> None:

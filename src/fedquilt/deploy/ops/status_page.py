@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
+from fedquilt.deploy.ops.run_facts import RunFacts, circles, facts_of, run_folders, to_look_at
 from fedquilt.deploy.ops.sent_away import sent_away
 from fedquilt.deploy.ops.superlink import who_is_there
 from fedquilt.deploy.project import Project
@@ -21,47 +17,14 @@ _PAGE = """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" conte
 <style>body{{font:14px sans-serif;margin:2em}}td,th{{padding:.2em 1em;text-align:left}}</style>
 <h1>{title}</h1><h2>Clients</h2><table>{clients}</table>{refused}<h2>Runs</h2>
 <table><tr><th>run<th>state<th>round<th>last exchange<th>up<th>down<th>left out</tr>{runs}</table>
+{latest}
 """
 
 
-@dataclass
-class RunFacts:
-    """What the files of a run say."""
+def metrics(clients: dict[str, str], runs: Sequence[RunFacts], alarms: Sequence[str] = ()) -> str:
+    """The facts in the format of Prometheus; `alarms` are those of the last run.
 
-    name: str
-    state: str
-    round: int = 0
-    rounds: int = 0
-    seconds: float = 0.0  # of its last exchange of letters
-    up: int = 0
-    down: int = 0
-    refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by client and code
-
-
-def facts_of(folder: Path) -> RunFacts:
-    """Reads a run's status and letters."""
-    status = json.loads((folder / "status.json").read_text())
-    found = RunFacts(folder.name, str(status["state"]), status.get("round", 0), status.get("rounds", 0))
-    letters = folder / "letters.jsonl"
-    text = letters.read_text() if letters.is_file() else ""
-    for line in text[: text.rfind("\n") + 1].splitlines():
-        letter: dict[str, Any] = json.loads(line)
-        found.seconds = letter["seconds"]
-        found.up += sum(letter["bytes_up"].values())
-        found.down += sum(letter["bytes_down"].values())
-        found.refused.update(letter["refused"].items())
-    return found
-
-
-def all_runs(project: Project) -> list[RunFacts]:
-    """The runs of a federation; the one that moved last comes last."""
-    found = sorted(project.runs.glob("*/status.json"), key=lambda path: path.stat().st_mtime)
-    return [facts_of(path.parent) for path in found]
-
-
-def metrics(clients: dict[str, str], runs: list[RunFacts]) -> str:
-    """The facts in the format of Prometheus.
-
+    >>> from collections import Counter
     >>> print(metrics({"a": "online"}, [RunFacts("r", "running", 2, 5, 1.5, 10, 20, Counter({("a", "failed"): 1}))]))
     fedquilt_client_online{client="a"} 1
     fedquilt_run_running{run="r"} 1
@@ -71,6 +34,7 @@ def metrics(clients: dict[str, str], runs: list[RunFacts]) -> str:
     fedquilt_bytes_up_total{run="r"} 10
     fedquilt_bytes_down_total{run="r"} 20
     fedquilt_refused_total{run="r",client="a",code="failed"} 1
+    fedquilt_clients_to_look_at{run="r"} 0
     <BLANKLINE>
     """
     lines = [f'fedquilt_client_online{{client="{name}"}} {int(state == "online")}' for name, state in clients.items()]
@@ -81,20 +45,33 @@ def metrics(clients: dict[str, str], runs: list[RunFacts]) -> str:
         lines += [f"fedquilt_bytes_up_total{of} {run.up}", f"fedquilt_bytes_down_total{of} {run.down}"]
         for (client, code), count in sorted(run.refused.items()):
             lines.append(f'fedquilt_refused_total{{run="{run.name}",client="{client}",code="{code}"}} {count}')
+    if runs:
+        lines.append(f'fedquilt_clients_to_look_at{{run="{runs[-1].name}"}} {len(alarms)}')
     return "\n".join(lines) + "\n"
 
 
-def page(title: str, clients: dict[str, str], runs: list[RunFacts], refused: list[str]) -> str:
-    """The facts as a page that renews itself; `refused` has a sentence about each whom the server sent away."""
+def page(
+    title: str,
+    clients: dict[str, str],
+    runs: Sequence[RunFacts],
+    refused: Sequence[str],
+    plan: str,
+    alarms: Sequence[str],
+) -> str:
+    """The facts as a page that renews itself; `refused` has a sentence about each whom the server sent away, `plan` and
+    `alarms` are those of the last run."""
     rows = "".join(f"<tr><td>{escape(name)}<td>{escape(state)}</tr>" for name, state in clients.items())
     lines = ""
     for run in reversed(runs):
         left_out = ", ".join(f"{client}: {code} {count}x" for (client, code), count in sorted(run.refused.items()))
-        cells = (run.name, run.state, f"{run.round} of {run.rounds}", f"{run.seconds:.1f} s", f"{run.up / 1e6:.1f} MB")
+        state = run.state + (f": {run.note}" if run.note else "")
+        cells = (run.name, state, f"{run.round} of {run.rounds}", f"{run.seconds:.1f} s", f"{run.up / 1e6:.1f} MB")
         shown = "".join(f"<td>{escape(cell)}" for cell in (*cells, f"{run.down / 1e6:.1f} MB", left_out))
         lines += f"<tr>{shown}</tr>"
     told = "<h2>Sent away</h2>" + "<br>".join(map(escape, refused)) if refused else ""
-    return _PAGE.format(title=escape(title), clients=rows, refused=told, runs=lines)
+    latest = "<h2>To look at in the last run</h2>" + "<br>".join(map(escape, alarms)) if alarms else ""
+    latest += f"<h2>Circles of the last run</h2><pre>{escape(plan)}</pre>" if plan else ""
+    return _PAGE.format(title=escape(title), clients=rows, refused=told, runs=lines, latest=latest)
 
 
 @contextmanager
@@ -103,13 +80,15 @@ def served(project: Project, port: int, listen: str = "127.0.0.1") -> Iterator[i
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            seen = who_is_there(project) or {}
-            clients = {name: seen.get(name, "not seen") for name in project.clients}
+            now = Project.read(project.folder)  # clients come and go while the server runs
+            seen, places = who_is_there(now) or {}, run_folders(now)
+            clients = {name: seen.get(name, "not seen") for name in now.clients}
+            runs, alarms = [facts_of(place) for place in places], to_look_at(places[-1]) if places else []
             if self.path == "/metrics":
-                kind, text = "text/plain; version=0.0.4", metrics(clients, all_runs(project))
+                kind, text = "text/plain; version=0.0.4", metrics(clients, runs, alarms)
             elif self.path == "/":
-                kind = "text/html; charset=utf-8"
-                text = page(str(project.folder), clients, all_runs(project), sent_away(project))
+                kind, plan = "text/html; charset=utf-8", circles(places[-1]) if places else ""
+                text = page(str(now.folder), clients, runs, sent_away(now), plan, alarms)
             else:
                 self.send_error(404)
                 return
