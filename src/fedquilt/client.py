@@ -92,7 +92,8 @@ class Client:
     `{"device": "gen1", "cohort": "sporty"}`. Targets are classes numbered from 0 up, or what else the scenario's task
     says. `labels` are the classes the client owns (default: all classes its splits show). `changes` maps a round
     (counted from 1) to a `Change` that holds from that round on: new private data of a stream, another architecture,
-    another label set. A client is tested on its samples of labels it owns at the time.
+    another label set. A client is tested on its samples of labels it owns at the time. Where samples are rows of a
+    table, `columns` says what each number is: its name, and by what it was filled and scaled; models' cards repeat it.
 
     >>> from torch import nn
     >>> c = Client("phone-3", model=lambda: nn.Linear(2, 2), train=([[0., 1.], [1., 0.]], [0, 1]))
@@ -108,6 +109,7 @@ class Client:
     traits: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[int, ...] = ()
     changes: Mapping[int, Change] = field(default_factory=dict)
+    columns: Sequence[Mapping[str, Any]] = field(default=(), compare=False)
     # the kind of task that its targets were checked for, once it is in a scenario
     task: str = field(default="", init=False, compare=False)
 
@@ -121,6 +123,7 @@ class Client:
         traits: Mapping[str, str] | None = None,
         labels: Sequence[int] | None = None,
         changes: Mapping[int, Change] | None = None,
+        columns: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         name = _name(name)
         kind = type(model).__name__
@@ -167,6 +170,7 @@ class Client:
         object.__setattr__(self, "traits", declared)
         object.__setattr__(self, "labels", owned)
         object.__setattr__(self, "changes", changed)
+        object.__setattr__(self, "columns", tuple(columns))
         object.__setattr__(self, "task", "")
 
     @property

@@ -383,6 +383,7 @@ def test_advice_is_written_and_a_race_goes_on_where_it_was(say: Say) -> None:
     assert told["method"] in ("fedavg", "fedper", "local")
     assert set(told["validation"]) | set(told["stopped"]) == {"fedavg", "fedper", "local"}  # alone always races
     assert told["sentences"][0] in " ".join(out.split())
+    assert all(" --rounds 2 --set clients=8 epochs=1   # " in command for command in told["next"])  # as typed here
     page = (folder / "advice.html").read_text(encoding="utf-8")
     assert told["sentences"][1] in page
     summaries = sorted(folder.glob("*/summary.json"))

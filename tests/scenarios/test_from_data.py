@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset
 import fedquilt as fq
 from fedquilt.data.dirichlet import dirichlet
 from fedquilt.data.own import read_samples
+from fedquilt.scenarios import own
 
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(60, 3)).round(3)
@@ -271,3 +273,90 @@ def test_names_of_labels_may_be_an_array() -> None:
     assert fq.Scenario("s", [client], label_names=np.array(["no", "yes"])).label_names == ("no", "yes")
     with pytest.raises(TypeError, match="label_names is a list of texts"):
         fq.Scenario("s", [client], label_names="no")
+
+
+def clinics(path: Path, n: int = 240) -> Path:
+    """A table as people have them: a number for each patient, a column of texts, gaps."""
+    draw = np.random.default_rng(0)
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["patient", "clinic", "sex", "age", "answer"])
+        for row in range(n):
+            age = "" if row % 7 == 0 else row % 50
+            table.writerow([1000 + row, f"clinic {row % 3}", "fm"[row % 2], age, ("ill", "well")[draw.integers(2)]])
+    return path
+
+
+def test_columns_are_left_out_spread_and_filled(tmp_path: Path) -> None:
+    path = clinics(tmp_path / "a.csv")
+    with pytest.raises(
+        ValueError, match=r"column 'sex' is no numbers; make a column of each .* by one_hot=sex, or leave"
+    ):
+        fq.scenario_from(path, label="answer", client="clinic")
+    with pytest.raises(ValueError, match="column 'age' has gaps; fill them by gaps=mean"):
+        fq.scenario_from(path, label="answer", client="clinic", one_hot="sex", leave_out=["patient"])
+    made = fq.scenario_from(path, label="answer", client="clinic", one_hot="sex", leave_out="patient", gaps="mean")
+    first = made.clients[0]
+    assert first.train.x.shape[1:] == (3,)  # sex=f, sex=m, age
+    assert torch.equal(first.train.x[:, 0] + first.train.x[:, 1], torch.ones(first.samples))
+    lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    ages = {float(age) for _, clinic, _, age, _ in lines if clinic == first.name and age}
+    filled = {float(value) for split in (first.train, first.validation, first.test) for value in split.x[:, 2]} - ages
+    assert len(filled) == 1  # all its gaps hold one number, the mean of its training samples that have one
+    whole = first.train.x[:, 2][~torch.isin(first.train.x[:, 2], torch.tensor(list(filled)))]
+    assert filled.pop() == pytest.approx(float(whole.double().mean()), rel=1e-6)
+
+
+def test_a_column_that_numbers_the_rows_is_told_of(tmp_path: Path) -> None:
+    path = clinics(tmp_path / "a.csv")
+    with pytest.warns(UserWarning, match="column 'patient' has another whole number in every row"):
+        fq.scenario_from(path, label="answer", client="clinic", one_hot="sex", leave_out="age")
+
+
+def test_a_client_without_a_number_in_a_column_and_samples_without_a_label(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,who,label\n" + "1,x,0\n2,x,1\n" * 10 + ",y,0\n,y,1\n" * 10)
+    with pytest.raises(ValueError, match="client 'y': none of its training samples has a number in column 1"):
+        fq.scenario_from(path, client="who", gaps="mean")
+    path.write_text("a,label\n1,yes\n2,\n3,no\n")
+    with pytest.raises(ValueError, match="some samples have no label"):
+        fq.scenario_from(path)
+    with pytest.raises(ValueError, match="gaps='median' is not known"):
+        fq.scenario_from(path, gaps="median")  # type: ignore[arg-type]
+
+
+def test_a_value_has_the_same_column_in_all_files_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("colour,size,label\n" + "red,1,0\nblue,2,1\n" * 10)
+    (tmp_path / "b.csv").write_text("size,colour,label\n" + "1,blue,0\n2,white,1\n" * 10)
+    made = fq.scenario_from(tmp_path, one_hot="colour")
+    a, b = (client.train.x for client in made.clients)
+    assert a.shape[1:] == b.shape[1:] == (4,)  # blue, red, white, size
+    assert set(map(tuple, a.tolist())) == {(0, 1, 0, 1), (1, 0, 0, 2)}
+    assert set(map(tuple, b.tolist())) == {(1, 0, 0, 1), (0, 0, 1, 2)}
+    (tmp_path / "c.csv").write_text("colour,label\nred,0\n")
+    with pytest.raises(ValueError, match="unlike columns, such as 'size'"):
+        fq.scenario_from(tmp_path, one_hot="colour")
+
+
+def test_a_card_says_how_a_row_becomes_a_sample(tmp_path: Path) -> None:
+    """A model that left the house is of use only with the columns and scales of its client."""
+    path, how = clinics(tmp_path / "a.csv"), {"one_hot": ("sex",), "leave_out": ("patient",), "gaps": "mean"}
+    scenario = own.from_data(path, label=("answer",), client="clinic", standardise=True, **how)  # type: ignore[arg-type]
+    fq.run(scenario, "fedavg", rounds=1, alone=False, engine="sequential", out=tmp_path / "run")
+    place = fq.export(tmp_path / "run", tmp_path / "out", ["clinic 1"], ["safetensors"])[0]
+    columns = json.loads((place / "card.json").read_text())["input"]["columns"]
+    assert [column["name"] for column in columns] == ["sex=f", "sex=m", "age"]
+    rows = [line.split(",") for line in path.read_text().splitlines()[1:] if ",clinic 1," in line]
+    made = set()
+    for _, _, sex, age, _ in rows:
+        values = [float(sex == "f"), float(sex == "m"), float(age) if age else columns[2]["filled_with"]]
+        made.add(tuple(round((v - c["mean"]) / c["deviation"], 4) for v, c in zip(values, columns, strict=True)))
+    client = scenario.clients[1]
+    held = torch.cat([client.train.x, client.validation.x, client.test.x]).tolist()
+    assert {tuple(round(value, 4) for value in sample) for sample in held} == made
+    told = (place / "card.md").read_text()
+    assert "(value - mean) / deviation" in told
+    assert "| number | column | filled with | mean | deviation |" in told
+    assert (
+        f"| 3 | `age` | {columns[2]['filled_with']:g} | {columns[2]['mean']:g} | {columns[2]['deviation']:g} |" in told
+    )

@@ -7,6 +7,7 @@ others. Runs are kept as those of `compare` are, so the same command after a kil
 from __future__ import annotations
 
 import json as json_
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,7 +71,9 @@ def advise(
     todo = sweep(scenario, [*methods, *([ALONE] if ALONE not in methods else [])], choices, ())
     folder = to or Path("runs") / f"advise-{Path(scenario.partition(':')[0]).stem}"
     race, stopped = run_race(todo, folder, jobs, checkpoint_every)
-    advice = advice_of(grouped(race, folder), scenario, stopped, seeds)
+    also = "" if rounds is None else f" --rounds {rounds}"
+    also += f" --set {shlex.join(settings)}" if settings else ""
+    advice = advice_of(grouped(race, folder), scenario, stopped, seeds, also)
     (folder / ADVICE).write_text(json_.dumps(advice.plain(), indent=1) + "\n", encoding="utf-8")
     if json:
         print_json(advice.plain() | {"folder": str(folder)})

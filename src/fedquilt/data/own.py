@@ -6,6 +6,7 @@ Labels may be any texts or numbers. They are numbered in their sorted order, and
 from __future__ import annotations
 
 import csv
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,21 @@ from fedquilt.data.npz import NotArrays, read_arrays
 _MISSING = ("", "na", "nan", "null", "none", "?")
 _MOST = 2**53  # from here on floats are no whole numbers one by one
 _PEAK = 255  # of an image of bytes
+_MANY = 100  # values of a column, above which they are hardly kinds of something
+
+
+@dataclass(frozen=True)
+class Table:
+    """How columns of a table are read: `label` or several are targets, those of `leave_out` are not looked at, of
+    `one_hot` each value is a column of its own with 0 or 1, and `gaps` says whether numbers may be missing."""
+
+    label: str | Sequence[str] = "label"
+    leave_out: Sequence[str] = ()
+    one_hot: Sequence[str] = ()
+    gaps: bool = False
+
+
+_PLAIN = Table()
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,25 +47,23 @@ class Samples:
     y: NDArray[Any]
     label_names: tuple[str, ...]
     client: NDArray[np.str_] | None = None
+    columns: tuple[str, ...] = ()  # what the numbers of a sample are, where it was a row of a table
 
     def __len__(self) -> int:
         return len(self.y)
 
 
-def read_samples(
-    source: Any, label: str | Sequence[str] = "label", client: Any = None, classes: bool | None = None
-) -> Samples:  # fmt: skip
+def read_samples(source: Any, table: Table = _PLAIN, client: Any = None, classes: bool | None = None) -> Samples:
     """Samples of any kind of source; `classes` says whether targets are labels, None: unless some are not whole.
 
-    `label` names the column of the labels in a table, or the columns of several targets, `client` the one
-    that says whose a sample is; beside arrays it is an array of that itself. In a folder every csv or npz file is a
-    client of the file's name.
+    `table` says how a table is read, `client` names its column that says whose a sample is; beside arrays it is an
+    array of that itself. In a folder every csv or npz file is a client of the file's name.
 
     >>> s = read_samples(([[0.5], [1.5], [2.5]], ["cat", "dog", "cat"]), client=[7, 7, 9])
     >>> s.y.tolist(), s.label_names, s.client.tolist()
     ([0, 1, 0], ('cat', 'dog'), ['7', '7', '9'])
     """
-    x, labels, whose = _read(source, label, client)
+    x, labels, whose, columns = _read(source, table, client)
     x, labels = np.asarray(x), np.asarray(labels)
     if classes is None:
         classes = not (labels.dtype.kind == "f" and bool((labels != labels.round()).any()))
@@ -61,7 +75,8 @@ def read_samples(
     if whose is not None and np.shape(whose) != labels.shape[:1]:
         raise ValueError(f"there are {len(labels)} samples, but clients of shape {np.shape(whose)}; give one a sample")
     y, names = numbered(labels) if classes else (_targets(labels), ())
-    return Samples(_inputs(x), y, names, None if whose is None else np.array([str(_plain(who)) for who in whose]))
+    told = None if whose is None else np.array([str(_plain(who)) for who in whose])
+    return Samples(_inputs(x), y, names, told, columns)
 
 
 def _targets(values: NDArray[Any]) -> NDArray[Any]:
@@ -92,28 +107,31 @@ def numbered(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         return labels.astype(np.int64), ()
     told = np.array([str(_plain(label)) for label in labels])
     names, y = np.unique(told, return_inverse=True)
+    if names[0] == "" or "nan" in names:
+        raise ValueError("some samples have no label; leave them out")
     return y.astype(np.int64), tuple(str(name) for name in names)
 
 
-def _read(source: Any, label: str | Sequence[str], client: Any) -> tuple[Any, Any, Any]:
+def _read(source: Any, table: Table, client: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
     """Samples, labels and clients of a source."""
     if isinstance(source, str | Path):
-        return _from_path(Path(source), label, client)
+        return _from_path(Path(source), table, client)
     if isinstance(source, tuple | list) and len(source) == 2:
-        return _array(source[0]), _array(source[1]), client
+        return _array(source[0]), _array(source[1]), client, ()
     if hasattr(source, "columns") and hasattr(source, "to_numpy"):  # a data frame, of pandas or of others
         columns = {str(name): np.asarray(source[name]) for name in source.columns}
-        return _from_columns(columns, label, client, "the data frame")
+        return _from_columns(columns, table, client, "the data frame")
     if hasattr(source, "features") and hasattr(source, "column_names"):  # of Hugging Face
         columns = {str(name): np.asarray(source[name]) for name in source.column_names}
-        names = getattr(source.features.get(label), "names", None) if isinstance(label, str) else None
+        label = table.label if isinstance(table.label, str) else ""
+        names = getattr(source.features.get(label), "names", None)
         if names is not None and label in columns:
             columns[label] = np.asarray(names)[columns[label]]
-        return _from_columns(columns, label, client, "the data set")
+        return _from_columns(columns, table, client, "the data set")
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):  # a torch Dataset
         try:
             pairs = [source[at] for at in range(len(source))]
-            return np.stack([_array(x) for x, _ in pairs]), np.array([_target(y) for _, y in pairs]), client
+            return np.stack([_array(x) for x, _ in pairs]), np.array([_target(y) for _, y in pairs]), client, ()
         except (TypeError, ValueError) as error:
             raise TypeError(f"a data set gives a pair (sample, label) for every number, all alike ({error})") from None
     raise TypeError(
@@ -122,29 +140,33 @@ def _read(source: Any, label: str | Sequence[str], client: Any) -> tuple[Any, An
     )
 
 
-def _from_path(path: Path, label: str | Sequence[str], client: Any) -> tuple[Any, Any, Any]:
+def _from_path(path: Path, table: Table, client: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in (".csv", ".npz"))
         if not files:
             raise FileNotFoundError(f"there is no csv or npz file in '{path}'; each would be a client")
         if client is not None:
             raise ValueError(f"in the folder '{path}' every file is a client; leave client={client!r} out")
-        parts = [_from_path(file, label, None) for file in files]
-        shapes = {np.shape(x)[1:] for x, _, _ in parts}
+        if all(file.suffix.lower() == ".csv" for file in files):  # one table: a value has one column for all clients
+            columns, lengths = _stacked([_columns(file) for file in files], path)
+            x, y, _, names = _from_columns(columns, table, None, f"'{path}'")
+            return x, y, np.repeat([file.stem for file in files], lengths), names
+        parts = [_from_path(file, table, None) for file in files]
+        shapes = {np.shape(x)[1:] for x, *_ in parts}
         if len(shapes) > 1:
             raise ValueError(f"the files of '{path}' have samples of shapes {sorted(shapes)}; they must be alike")
-        whose = np.repeat([file.stem for file in files], [len(y) for _, y, _ in parts])
-        return np.concatenate([x for x, _, _ in parts]), np.concatenate([y for _, y, _ in parts]), whose
+        whose = np.repeat([file.stem for file in files], [len(y) for _, y, *_ in parts])
+        return np.concatenate([x for x, *_ in parts]), np.concatenate([y for _, y, *_ in parts]), whose, ()
     if not path.is_file():
         raise FileNotFoundError(f"there is no file or folder '{path}'")
     if path.suffix.lower() == ".npz":
         return _from_npz(path, client)
     if path.suffix.lower() == ".csv":
-        return _from_columns(_columns(path), label, client, f"'{path}'")
+        return _from_columns(_columns(path), table, client, f"'{path}'")
     raise ValueError(f"'{path}' is neither a csv nor an npz file, nor a folder of them")
 
 
-def _from_npz(path: Path, client: Any) -> tuple[Any, Any, Any]:
+def _from_npz(path: Path, client: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
     try:
         arrays = read_arrays(path)
     except NotArrays as error:
@@ -153,7 +175,7 @@ def _from_npz(path: Path, client: Any) -> tuple[Any, Any, Any]:
     for name in ("x", "y", *([] if client is None else [key])):
         if name not in arrays:
             raise ValueError(f"'{path}' has no array '{name}'; it has {', '.join(arrays) or 'none'}")
-    return arrays["x"], arrays["y"], arrays.get(key)
+    return arrays["x"], arrays["y"], arrays.get(key), ()
 
 
 def _columns(path: Path) -> dict[str, NDArray[Any]]:
@@ -178,27 +200,56 @@ def _numbers(texts: Sequence[str]) -> NDArray[Any]:
     return np.array(texts)
 
 
+def _stacked(tables: Sequence[Mapping[str, NDArray[Any]]], path: Path) -> tuple[dict[str, NDArray[Any]], list[int]]:
+    """Tables with the same headings as one, and how long each is."""
+    heads = {tuple(sorted(columns)) for columns in tables}
+    if len(heads) > 1:
+        odd = sorted(set.symmetric_difference(*map(set, list(heads)[:2])))
+        raise ValueError(f"the files of '{path}' have unlike columns, such as '{odd[0]}'; they must be alike")
+    lengths = [len(next(iter(columns.values()))) for columns in tables]
+    return {name: np.concatenate([columns[name] for columns in tables]) for name in tables[0]}, lengths
+
+
 def _from_columns(
-    columns: Mapping[str, NDArray[Any]], label: str | Sequence[str], client: Any, whose: str
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    targets = [label] if isinstance(label, str) else list(label)
+    columns: Mapping[str, NDArray[Any]], table: Table, client: Any, whose: str
+) -> tuple[Any, Any, Any, tuple[str, ...]]:  # fmt: skip
+    label, targets = table.label, [table.label] if isinstance(table.label, str) else list(table.label)
     named = [*targets, *([client] if isinstance(client, str) else [])]
-    for name in named:
+    keys = dict.fromkeys(table.one_hot, "one_hot") | dict.fromkeys(table.leave_out, "leave_out")
+    for name in (*named, *keys):
         if name not in columns:
-            key = "label" if name in targets else "client"
+            key = keys.get(name) or ("label" if name in targets else "client")
             raise ValueError(f"{whose}: {did_you_mean(name, columns, 'column')}; name it by {key}=...")
-    features = {name: values for name, values in columns.items() if name not in named}
+    features: dict[str, NDArray[Any]] = {}
+    for name in columns:
+        if name in table.one_hot:
+            features |= _one_hot(name, columns[name], whose)
+        elif name not in named and name not in table.leave_out:
+            features[name] = columns[name]
     texts = [name for name, values in features.items() if values.dtype.kind not in "iufb"]
     if texts:
-        raise ValueError(f"{whose}: column '{texts[0]}' is no numbers; encode it as numbers, or leave it out")
+        raise ValueError(
+            f"{whose}: column '{texts[0]}' is no numbers; make a column of each of its values by one_hot={texts[0]}, "
+            f"or leave it out by leave_out={texts[0]}"
+        )
     if not features:
         raise ValueError(f"{whose} has no columns beside {' and '.join(named)}; what should a model look at?")
     gaps = [name for name, values in features.items() if not np.isfinite(values.astype(np.float64)).all()]
-    if gaps:
-        raise ValueError(f"{whose}: column '{gaps[0]}' has gaps; fill or drop them first")
+    if gaps and not table.gaps:
+        raise ValueError(
+            f"{whose}: column '{gaps[0]}' has gaps; fill them by gaps=mean, with the mean of each client's training "
+            f"samples, or leave it out by leave_out={gaps[0]}"
+        )
+    for name, values in features.items():
+        if values.dtype.kind in "iu" and len(values) > _MANY and len(np.unique(values)) == len(values):
+            warnings.warn(
+                f"{whose}: column '{name}' has another whole number in every row, as numbers of people or orders have, "
+                f"and a model looks at it; if that is what they are, leave it out by leave_out={name}",
+                stacklevel=2,
+            )
     with np.errstate(over="ignore"):
         x = np.stack([values.astype(np.float32) for values in features.values()], axis=1)
-    huge = ~np.isfinite(x).all(axis=0)
+    huge = np.isinf(x).any(axis=0)
     if huge.any():
         raise ValueError(f"{whose}: column '{list(features)[int(huge.argmax())]}' has numbers that float32 cannot hold")
     words = [name for name in targets if len(targets) > 1 and columns[name].dtype.kind not in "iufb"]
@@ -208,7 +259,16 @@ def _from_columns(
         )
         raise ValueError(f"{whose}: {told}; name one column of labels, or several of numbers")
     y = columns[targets[0]] if isinstance(label, str) else np.stack([columns[name] for name in targets], axis=1)
-    return x, y, columns[client] if isinstance(client, str) else client
+    return x, y, columns[client] if isinstance(client, str) else client, tuple(features)
+
+
+def _one_hot(name: str, values: NDArray[Any], whose: str) -> dict[str, NDArray[Any]]:
+    """A column of 0 and 1 for each value of a column."""
+    told = np.array([str(_plain(value)) for value in values])
+    found = np.unique(told)
+    if len(found) > _MANY:
+        raise ValueError(f"{whose}: column '{name}' has {len(found)} values, too many for a column each; leave it out")
+    return {f"{name}={value}": (told == value).astype(np.int64) for value in found}
 
 
 def _inputs(x: NDArray[Any]) -> NDArray[Any]:

@@ -74,9 +74,10 @@ def hopeless(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def advise(
-    groups: Sequence[Group], scenario: str, stopped: Mapping[str, float] | None = None, seeds: int = 1
-) -> Advice:  # fmt: skip
-    """What to use on a scenario, of what its runs say; `stopped` are the methods that were hopeless, and how far."""
+    groups: Sequence[Group], scenario: str, stopped: Mapping[str, float] | None = None, seeds: int = 1, also: str = ""
+) -> Advice:
+    """What to use on a scenario, of what its runs say; `stopped` are the methods that were hopeless, and how far,
+    `also` the options that commands on this scenario need."""
     _, chosen_on = on("validation", groups)
     metric = groups[0].runs[0].metric
     way = 1.0 if metric.higher else -1.0
@@ -108,7 +109,9 @@ def advise(
         "gains": {} if gains is None else dict(zip(clients, gains.tolist(), strict=True)),
         "stopped": dict(stopped or {}),
     }
-    return Advice(best, readout, tuple(sentences), tuple(_next(scenario, best, readout, table, others, seeds)), facts)
+    commands = _next(scenario, best, readout, table, others, seeds)
+    whole = tuple(f"fedquilt {words}{also}   # {why}" for words, why in commands)
+    return Advice(best, readout, tuple(sentences), whole, facts)
 
 
 def _alone(runs: Sequence[RunFiles], clients: Sequence[str]) -> Floats:
@@ -207,15 +210,15 @@ def _found(group: Group | None) -> list[str]:
 
 def _next(
     scenario: str, best: str, readout: str, table: Comparison, others: Sequence[str], seeds: int
-) -> list[str]:  # fmt: skip
+) -> list[tuple[str, str]]:  # fmt: skip
     """Commands, and why."""
-    found = [f"fedquilt run {scenario} {best} --readouts received,{readout}   # train it, and keep the models"]
+    found = [(f"run {scenario} {best} --readouts received,{readout}", "train it, and keep the models")]
     if others and not table.difference(best, others[0]).real:
-        found.append(f"fedquilt advise {scenario} --seeds {2 * seeds}   # is the difference real?")
+        found.append((f"advise {scenario} --seeds {2 * seeds}", "is the difference real?"))
     if best not in (BAR, "auto"):
-        found.append(f"fedquilt compare {scenario} {best} --sweep KEY=A,B,C   # its settings, by validation data")
+        found.append((f"compare {scenario} {best} --sweep KEY=A,B,C", "its settings, by validation data"))
     if best == "auto":
-        found.append(f"fedquilt compare {scenario} auto auto+fedavgm auto+ditto --seeds {seeds}   # auto with more")
+        found.append((f"compare {scenario} auto auto+fedavgm auto+ditto --seeds {seeds}", "auto with more"))
     if best == BAR:
-        found.append(f"fedquilt compare {scenario} --methods all   # whether any other method helps")
+        found.append((f"compare {scenario} --methods all", "whether any other method helps"))
     return found

@@ -71,8 +71,8 @@ def _cause(first: Sequence[Row], last: Sequence[Row], training: Training, refuse
         )
     if end < _FITTED * start:
         return (
-            "clients fit their training samples but not their test samples: are labels in the order of their samples, "
-            "and are splits scaled alike?"
+            "clients fit their training samples but not their test samples: look whether labels are in the order of "
+            "their samples, splits are scaled alike, and no number that only names a sample is among what a model sees"
         )
     return f"losses of training still fall: {last[0]['round']} rounds are too few, or lr={training.lr:g} is too low"
 

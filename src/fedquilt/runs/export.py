@@ -57,6 +57,7 @@ def export(
         example = torch.zeros(2, *shape, dtype=kind)
         said = {name: FORMATS[name](model, example, place / f"model.{name}") for name in formats}
         card = run.card(client) | {"input": {"shape": list(shape), "dtype": str(kind).removeprefix("torch.")}}
+        card["input"]["columns"] = run.entries[client].get("columns", [])
         card["files"] = {f"model.{name}": told for name, told in said.items()}
         write_text(place / "card.json", json.dumps(card, indent=1) + "\n")
         write_text(place / "card.md", in_words(card))
@@ -168,6 +169,7 @@ def in_words(card: Mapping[str, Any]) -> str:
         + (f" It declares: {traits}." if traits else "")
         + f" A sample has the shape {tuple(card['input']['shape'])}, {card['input']['dtype']}.",
         "",
+        *_columns(card["input"].get("columns", [])),
         "## With whom it shared",
         "",
         "| unit | shared with |",
@@ -195,6 +197,28 @@ def in_words(card: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _columns(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the numbers of a sample are, where they are columns of a table."""
+    if not columns:
+        return []
+    keys = [key for key in ("filled with", "mean", "deviation") if key.replace(" ", "_") in columns[0]]
+    scaled = " A model is given (value - mean) / deviation." if "mean" in keys else ""
+    rows = [
+        f"| {number} | `{column['name']}` | "
+        + "".join(f"{column[key.replace(' ', '_')]:g} | " for key in keys).rstrip()
+        for number, column in enumerate(columns, 1)
+    ]
+    head = ["number", "column", *keys]
+    return [
+        f"Its numbers are columns of a table, in this order.{scaled}",
+        "",
+        f"| {' | '.join(head)} |",
+        "|" + "---|" * len(head),
+        *rows,
+        "",
+    ]
 
 
 def _which(card: Mapping[str, Any]) -> str:

@@ -58,6 +58,7 @@ def write_models(folder: Path, federation: Federation) -> None:
             "samples": now.samples,
             "input": {"shape": list(now.train.x.shape[1:]), "dtype": str(now.train.x.dtype).removeprefix("torch.")},
             "public": federation.server.roster.members[number].public,
+            **({"columns": [dict(column) for column in now.columns]} if now.columns else {}),
         }
     files.close()
     ordered = {client.name: known[client.name] for client in clients}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from torch import nn
 from fedquilt._util.suggest import did_you_mean
 from fedquilt.client import Client, ModelBuilder
 from fedquilt.data.dirichlet import dirichlet
-from fedquilt.data.own import Samples, read_samples
+from fedquilt.data.own import Samples, Table, read_samples
 from fedquilt.data.partition import Partition, by_subject, iid
 from fedquilt.data.splits import random_split
 from fedquilt.data.windows import Standardiser
@@ -38,6 +38,9 @@ def scenario_from(
     partition: str | Callable[..., Partition] | Partition = "dirichlet",
     shares: tuple[float, float, float] = (0.6, 0.1, 0.3),
     standardise: bool = False,
+    leave_out: str | Sequence[str] = (),
+    one_hot: str | Sequence[str] = (),
+    gaps: Literal["mean"] | None = None,
     traits: Mapping[str, Mapping[str, str]] | None = None,
     training: Training | None = None,
     seed: int = 0,
@@ -59,13 +62,20 @@ def scenario_from(
     one it is a small perceptron. With `standardise` every channel of a client's samples (a column of a table) is
     brought to mean 0 and deviation 1, by its own training samples. `traits` are by client.
 
+    Of a table, `leave_out` names columns that a model is not to see (numbers of patients, say) and `one_hot` those of
+    which each value becomes a column of 0 and 1. Numbers that are missing are refused, or with `gaps="mean"` filled
+    with the mean of that column over the client's own training samples.
+
     >>> x, y = np.random.default_rng(0).normal(size=(90, 4)), np.array(["low", "mid", "high"] * 30)
     >>> made = scenario_from((x, y), clients=3)
     >>> len(made.clients), made.label_names, sum(c.samples for c in made.clients)
     (3, ('high', 'low', 'mid'), 54)
     """
     wanted = None if task is None else as_task(task)
-    samples = read_samples(source, label, client, None if wanted is None else wanted.has_classes)
+    if gaps not in (None, "mean"):
+        raise ValueError(f"gaps={gaps!r} is not known; write gaps='mean', or leave it out to have gaps refused")
+    table = Table(label, _names(leave_out), _names(one_hot), gaps is not None)
+    samples = read_samples(source, table, client, None if wanted is None else wanted.has_classes)
     by_class = samples.y.ndim == 1 and (wanted.has_classes if wanted is not None else samples.y.dtype.kind in "iu")
     kinds = samples.y if by_class else np.zeros(len(samples), dtype=np.int64)  # what is dealt out and split evenly
     parts = _parts(samples, kinds, partition, clients, seed)
@@ -77,12 +87,33 @@ def scenario_from(
     made = []
     for number, (who, mine) in enumerate(parts.items()):
         splits = random_split(kinds[mine], shares, seed + number)
-        x = samples.x[mine]
+        x, told = samples.x[mine], dict[str, Sequence[Any]](name=samples.columns)
+        if gaps is not None:
+            x, told["filled_with"] = _filled(x, splits[0], who)
         if standardise:
-            x = Standardiser.fit(x[splits[0]])(x)
+            scale = Standardiser.fit(x[splits[0]])
+            x, told["mean"], told["deviation"] = scale(x), scale.mean.tolist(), scale.deviation.tolist()
         train, validation, test = ((x[part], samples.y[mine][part]) for part in splits)
-        made.append(Client(who, build, train, validation, test, (traits or {}).get(who)))
+        columns = [dict(zip(told, column, strict=True)) for column in zip(*told.values(), strict=False)]
+        made.append(Client(who, build, train, validation, test, (traits or {}).get(who), columns=columns))
     return Scenario(name, made, training, label_names=samples.label_names, task=task)
+
+
+def _names(given: str | Sequence[str]) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given
+
+
+def _filled(x: NDArray[Any], train: NDArray[np.int64], client: str) -> tuple[NDArray[Any], Any]:
+    """Samples without gaps, and what stands in them: the mean of the training samples that have a number there."""
+    missing = np.isnan(x)
+    known = (~missing[train]).sum(axis=0)
+    if (bad := missing.any(axis=0) & (known == 0)).any():
+        raise ValueError(
+            f"client '{client}': none of its training samples has a number in column {int(bad.argmax()) + 1} of those "
+            "that a model sees; leave that column out, or the client"
+        )
+    means = np.where(missing[train], 0, x[train]).sum(axis=0, dtype=np.float64) / np.maximum(known, 1)
+    return np.where(missing, means, x).astype(x.dtype), means.tolist()
 
 
 def _parts(

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedquilt._util.addresses import load_file
 from fedquilt._util.plain_values import python, whole
@@ -50,17 +50,20 @@ def from_data(
     clients: int = 10,
     partition: str = "dirichlet",
     standardise: bool = False,
+    leave_out: tuple[str, ...] = (),
+    one_hot: tuple[str, ...] = (),
+    gaps: Literal["mean"] | None = None,
     task: str | None = None,
 ) -> Scenario:
     """The scenario of samples in a file or a folder, as `scenario_from` makes it; its `origin` says how it was made."""
     settings: dict[str, Any] = {
         "label": label, "client": client, "clients": clients, "partition": partition, "standardise": standardise,
-        "task": task,
+        "leave_out": leave_out, "one_hot": one_hot, "gaps": gaps, "task": task,
     }  # fmt: skip
     made = scenario_from(
         path, name=path.stem, seed=seed, **{**settings, "label": label[0] if len(label) == 1 else label}
     )  # fmt: skip
-    kept = {key: value for key, value in settings.items() if value is not None}
+    kept = {key: value for key, value in settings.items() if value not in (None, ())}
     return replace(made, origin={"data": str(path.resolve()), "seed": seed, "settings": kept})
 
 
