@@ -20,6 +20,7 @@ class Experiment:
     methods: Methods
     readouts: tuple[str, ...] = BOTH
     why: str = ""
+    own_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the scenario, for some
     own_training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     own_readouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # for who refuses one of them
     groups: Mapping[str, str] = field(default_factory=dict)  # how clients' names begin -> a column of their own
@@ -79,6 +80,22 @@ def _feddl(epochs: int, why: str) -> Experiment:
     )  # fmt: skip
 
 
+def _sizes() -> Experiment:
+    """What the papers plot over the number of clients, of public samples and of modules, on the bundled digits."""
+    clients = {f"{m}, clients={n}": (m, n) for n in (8, 16, 24, 40) for m in ("local", "fedavg", "modfl", "fedmn")}
+    public = {f"feddl, public={n}": n for n in (1, 3, 10, 30)}
+    modules = {f"fedmn, modules={n}": n for n in (1, 2, 3, 4)}
+    methods: dict[str, tuple[str, Mapping[str, Any]]] = {name: (m, {}) for name, (m, _) in clients.items()}
+    methods |= {name: ("feddl", {}) for name in public}
+    methods |= {name: ("fedmn", {"blocks": (n, n)}) for name, n in modules.items()}
+    return Experiment(
+        "digits", {}, {}, methods,
+        own_settings={name: {"clients": n} for name, (_, n) in clients.items()}
+        | {name: {"common": n} for name, n in public.items()},
+        why="the bundled digits, 24 clients where nothing else is said, in the place of the papers' data",
+    )  # fmt: skip
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     "feddl-har-8-steps": _feddl(15, "R = 30 read as steps: 15 epochs of two steps"),
     "feddl-har-8-epochs": _feddl(30, "R = 30 read as epochs"),
@@ -124,6 +141,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "fedem-cifar10-cnn": _fedem("small-cnn", 1.0, 100, "all images, 100 rounds as in kNN-Per, two convolutions"),
     "fedem-cifar10-mobilenet": _fedem("mobilenet-v2", 0.25, 100, "a quarter of the images, 100 of 200 rounds"),
+    "digits-sizes": _sizes(),
     "fedem-cifar10": Experiment(
         "fedem-cifar10", {"fraction": 0.05, "clients": 20, "model": "small-cnn"}, {"rounds": 20, "batch": 32},
         _plain("local", "fedavg", "fedprox") | {

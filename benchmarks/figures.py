@@ -21,6 +21,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
 DASHES, MARKS = ("-", "--", ":"), ("o", "^", "s")
+OF = {"clients": "clients", "public": "public samples of each label", "modules": "modules in each layer"}
 BYTES = ("fedrep-cifar10", "feddl-har", "feddl-har-8-steps", "fedem-cifar10")  # where methods move unlike amounts
 
 
@@ -66,6 +67,24 @@ def beside_bytes(axes: Axes, title: str) -> None:
     axes.set_ylabel("accuracy %")
 
 
+def over_sizes(axes: Axes, title: str, of: str) -> None:
+    """A line for each method whose rows are called "METHOD, OF=NUMBER": accuracy over the number."""
+    scores: dict[str, dict[int, dict[int, list[float]]]] = {}
+    for line in kept(title):
+        method, _, size = line.get("method", "").partition(f", {of}=")
+        if size and (line["split"], line["readout"]) == ("test", "received"):
+            seeds = scores.setdefault(method, {}).setdefault(int(size), {})
+            seeds.setdefault(line["seed"], []).append(100 * line["accuracy"])
+    for number, (method, by) in enumerate(scores.items()):
+        sizes = sorted(by)
+        means = [[statistics.fmean(each) for each in by[size].values()] for size in sizes]
+        axes.plot(sizes, [statistics.fmean(m) for m in means], "o-", label=method, color=COLOURS[number], markersize=3)
+        axes.fill_between(sizes, [min(m) for m in means], [max(m) for m in means], color=COLOURS[number], alpha=0.15)
+    axes.set_title(f"{title}: number of {OF[of]}", fontsize=9)
+    axes.set_xlabel(f"number of {OF[of]}")
+    axes.set_ylabel("accuracy %")
+
+
 def save(name: str, panels: Sequence[Any], across: int) -> None:
     """A figure of panels, each a function that draws on axes."""
     from matplotlib import pyplot as plt
@@ -91,6 +110,8 @@ def main() -> None:
     save("results-rounds", [lambda axes, of=of: over_rounds(axes, *of) for of in curves], 2)
     there = [title for title in BYTES if kept(title)]
     save("results-bytes", [lambda axes, of=title: beside_bytes(axes, of) for title in there], 2)
+    if kept("digits-sizes"):
+        save("results-sizes", [lambda axes, of=of: over_sizes(axes, "digits-sizes", of) for of in OF], 3)
     print(f"{len(curves)} panels of rounds, {len(there)} of bytes in {IMAGES}")
 
 

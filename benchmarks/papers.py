@@ -43,19 +43,21 @@ class Task(NamedTuple):
     seed: int
     device: str
     engine: str
+    at_once: int | None  # clients in a stack, where several runs share a GPU's memory
 
 
 def run_one(task: Task) -> Iterator[dict[str, Any]]:
     """One method with one seed: the line about the run, then the rows of its last round."""
     experiment, name, seed = EXPERIMENTS[task.title], task.method, task.seed
     method, settings = experiment.methods[name]
-    scenario = fq.scenarios.build(experiment.scenario, seed=seed, **experiment.settings)
+    built = {**experiment.settings, **experiment.own_settings.get(name, {})}
+    scenario = fq.scenarios.build(experiment.scenario, seed=seed, **built)
     training = scenario.training.but({**experiment.training, **experiment.own_training.get(name, {})})
     readouts = ("received",) if method == "local" else experiment.own_readouts.get(name, experiment.readouts)
     start = time.perf_counter()
     result = fq.run(
         scenario, method, seed=seed, settings=settings, training=training, readouts=readouts, device=task.device,
-        engine=task.engine, alone=False, evaluate_every=max(1, training.rounds // LOOKS),
+        engine=task.engine, clients_at_once=task.at_once, alone=False, evaluate_every=max(1, training.rounds // LOOKS),
     )  # fmt: skip
     scores: dict[str, dict[str, dict[int, list[float]]]] = {}  # split, read-out, round
     for row in result.rows:
@@ -163,6 +165,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, in processes of one thread; default: 1")
+    parser.add_argument("--at-once", type=int, help="clients in a stack, for runs that share a GPU's memory")
     parser.add_argument("--minutes", type=float, help="stop after so long; what is not finished by then is left out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where rows are kept")
     parser.add_argument("--table", action="store_true", help="only show what is kept")
@@ -181,7 +184,7 @@ def main() -> None:
     if engine == "auto" and arguments.jobs > 1 and (arguments.device == "cpu" or not torch.cuda.is_available()):
         engine = "vectorised"  # the cores are taken
     tasks = [
-        Task(title, name, seed, arguments.device, engine)
+        Task(title, name, seed, arguments.device, engine, arguments.at_once)
         for seed in range(arguments.seeds)
         for title in titles
         for name in EXPERIMENTS[title].methods
