@@ -345,3 +345,27 @@ def test_in_eval_mode_they_are_as_before() -> None:
     for module in (prepare_stack(copy.deepcopy(plain), False), prepare_one(copy.deepcopy(plain))):
         with padding(torch.zeros(2)):
             assert torch.equal(module(x), plain(x))
+
+
+def test_second_derivatives_of_stacked_convolutions() -> None:
+    torch.manual_seed(0)
+    plain = nn.Conv2d(2, 3, 3, stride=2, padding=1).double()
+    ours = prepare_stack(copy.deepcopy(plain), gpu=True)
+    x, weight = torch.randn(4, 2, 2, 5, 5).double(), torch.randn(4, 3, 2, 3, 3).double()
+
+    def bent(conv: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
+        """The gradient of how long the gradient of the weight is, which asks for both kinds of second derivative."""
+
+        def length(weight: Tensor, x: Tensor) -> Tensor:
+            def loss(weight: Tensor) -> Tensor:
+                y: Tensor = torch.func.functional_call(conv, {"weight": weight}, (x,))
+                return y.pow(3).sum()
+
+            gradient: Tensor = torch.func.grad(loss)(weight)
+            return gradient.square().sum()
+
+        of_weight, of_x = torch.func.grad(length, argnums=(0, 1))(weight, x)
+        return torch.cat([of_weight.flatten(), of_x.flatten()])
+
+    one_by_one = torch.stack([bent(plain, *pair) for pair in zip(x, weight, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(lambda x, weight: bent(ours, x, weight))(x, weight), one_by_one)

@@ -51,7 +51,9 @@ Device = Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu
 Engine = Annotated[
     str,
     typer.Option(
-        "--engine", metavar="NAME", help="auto, vectorised, captured, parallel-stacks, parallel or sequential."
+        "--engine",
+        metavar="NAME",
+        help="auto, vectorised, compiled, captured, parallel-stacks, parallel or sequential.",
     ),
 ]
 AtOnce = Annotated[

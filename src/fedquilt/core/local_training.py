@@ -152,7 +152,7 @@ class LocalTraining:
 
     def _work(self, engine: Engine, step: int, job: TrainingJob) -> Tensor:
         """Train the clients of a job, in place, `step` at a time; their mean losses, (k,)."""
-        if engine.name != "vectorised":  # the others never hold more than a client, or a small stack, a worker
+        if engine.name not in ("vectorised", "compiled"):  # the others hold a client, or a small stack, a worker
             step = self.clients_at_once or len(job.rows)
         k = len(job.rows)
         step = -(-k // -(-k // step))  # stacks of about one size

@@ -41,8 +41,9 @@ from fedquilt.results import Evaluation
 class Simulation:
     """Clients and their models. `numbers` are the clients' numbers in the federation (default: 0, 1, ...).
 
-    `engine` is auto, vectorised, parallel or sequential, or one for each family with commas between; `clients_at_once`
-    bounds how many are trained in one stack. Clients' own noise is drawn by `secret` (default: the seed).
+    `engine` is auto, vectorised, compiled, parallel or sequential, or one for each family with commas between;
+    `clients_at_once` bounds how many are trained in one stack. Clients' own noise is drawn by `secret` (default: the
+    seed).
     """
 
     late: ClassVar[bool] = False  # scores of a round come when it is over

@@ -145,7 +145,7 @@ class Captured(Sequential):
         batch = Batch(x, y, index=index if recipe.objective.needs_index else None, task=recipe.task)
         begun = {} if self.begun is None else recipe.layout.split_parameters(self.begun)
         me = Learner(Model(self.module), self.named, begun, self.extras, self.epochs.index_select(0, at)[0])
-        with drawing(self.stream + self.step):
+        with drawing(self.stream + self.step), recipe.precision():
             loss = recipe.objective(me, batch)
         trained: list[Tensor] = [self.named[name] for name in self.trained]
         gradients = torch.autograd.grad(loss, trained, allow_unused=True)

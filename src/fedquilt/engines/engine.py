@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -158,6 +159,15 @@ class TrainingSpec:
     def trained(self) -> tuple[str, ...]:
         """The parameters that are trained."""
         return tuple(name for name in self.layout.parameter_names if self.trains is None or name in self.trains)
+
+    def precision(self) -> AbstractContextManager[object]:
+        """While this holds, layers compute as precisely as they are to train."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.precision == "bf16")
+
+    @property
+    def exactly(self) -> TrainingSpec:
+        """The same at full precision, to find out how a model behaves: rounding would look like behaviour."""
+        return replace(self, training=replace(self.training, precision="float32"))
 
     def module(self) -> nn.Module:
         """A copy of the module for the engine to keep, in training mode, on the device."""

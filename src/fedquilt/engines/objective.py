@@ -39,7 +39,7 @@ class Batch:
         >>> Batch(torch.zeros(2, 1), torch.tensor([0, 1])).losses(torch.zeros(2, 2))
         tensor([0.6931, 0.6931])
         """
-        return self.task.losses(outputs, self.y)
+        return self.task.losses(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, self.y)
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The mean of that over the real samples."""

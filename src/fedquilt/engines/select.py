@@ -19,9 +19,10 @@ from fedquilt.engines.memory_budget import how_many_a_worker, size_of_a_client
 from fedquilt.engines.parallel import Parallel, ParallelStacks, can_fork, cores
 from fedquilt.engines.sequential import Sequential
 from fedquilt.engines.stackability import padding_matters
-from fedquilt.engines.vectorised import Vectorised
+from fedquilt.engines.vectorised import Compiled, Vectorised
 
-ENGINES: dict[str, type[Engine]] = {e.name: e for e in (Vectorised, ParallelStacks, Parallel, Captured, Sequential)}
+_KINDS: tuple[type[Engine], ...] = (Vectorised, Compiled, ParallelStacks, Parallel, Captured, Sequential)
+ENGINES = {engine.name: engine for engine in _KINDS}
 _MIXES = "it mixes the samples of a batch, by a norm or a mean of its own, and clients have unlike numbers of them"
 _TRIAL_BATCHES = 4
 _HERE = 0.35  # so much slower are stacks in the user's own process, where freed memory may not be kept
@@ -57,7 +58,8 @@ def select_engine(name: str, recipe: TrainingSpec, rows: Tensor, extras: Mapping
     for kind in names:
         most = {"vectorised": at_once, "captured": _CAPTURED_IN_TRIALS}.get(kind, few)
         job = _job_of(recipe, rows, extras, min(few, most))
-        engine = ENGINES[kind](short)  # one that does not suit the device says so
+        tried = Vectorised if kind == "compiled" else ENGINES[kind]  # what stacks is compiled when it trains in earnest
+        engine = tried(short)  # one that does not suit the device says so
         try:
             seconds[kind] = _seconds(engine, job, repeats=0 if len(names) == 1 else 2)
         except Exception as error:
@@ -81,9 +83,9 @@ def select_again(kind: str, recipe: TrainingSpec, rows: Tensor, extras: Mapping[
 
 def _padding_trouble(recipe: TrainingSpec, rows: Tensor, extras: Mapping[str, Tensor]) -> str:
     """Why a stack of these clients would learn from the padding of its batches; empty where it would not."""
-    stack = Vectorised(recipe)
+    stack = Vectorised(recipe.exactly)
     try:
-        sees = stack.pads and padding_matters(recipe, stack.gradients, rows[0], extras)
+        sees = stack.pads and padding_matters(stack.recipe, stack.gradients, rows[0], extras)
     except Exception as error:  # a norm, say, that is given more or fewer samples than the batch has
         return _last_line(error)
     return _MIXES if sees else ""

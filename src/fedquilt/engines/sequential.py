@@ -107,7 +107,7 @@ class Sequential:
             if recipe.private is not None and trained:
                 loss, gradients = self._private(recipe.private, me, batch, draw + step, step, names)
             else:
-                with self.interception or nullcontext(), drawing(draw + step, recipe.device):
+                with self.interception or nullcontext(), drawing(draw + step, recipe.device), recipe.precision():
                     loss = recipe.objective(me, batch)
                 if not trained:
                     total += loss.detach()
@@ -153,7 +153,7 @@ class Sequential:
         for place, stream in enumerate(streams_of(draw, len(batch.y))):
             at = slice(place, place + 1)
             one = Batch(batch.x[at], batch.y[at], index=None if batch.index is None else batch.index[at])
-            with self.interception or nullcontext(), drawing(stream, self.recipe.device):
+            with self.interception or nullcontext(), drawing(stream, self.recipe.device), self.recipe.precision():
                 loss = self.recipe.objective(me, one)
             losses.append(loss.detach())
             of_one = zip(self._gradients(loss, trained), trained, strict=True)

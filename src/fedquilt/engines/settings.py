@@ -13,6 +13,7 @@ from fedquilt._util.suggest import did_you_mean
 
 OptimiserName = Literal["sgd", "adam", "adamw"]
 SamplingName = Literal["fixed", "poisson"]
+PrecisionName = Literal["float32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Training:
     `decay_at` multiplies the learning rate by `decay` once the given shares of all rounds are over, so
     `decay_at=(0.5, 0.75), decay=0.1` is a step schedule over rounds. `share` is the part of the clients chosen in each
     round: that number of them, or with `sampling="poisson"` each by itself with that probability, so that a round may
-    have more, fewer or none. The optimiser's state is fresh in each round, as in FedAvg.
+    have more, fewer or none. The optimiser's state is fresh in each round, as in FedAvg. With `precision="bf16"` layers
+    multiply in bfloat16, half the bytes and about three digits; weights, norms, losses and steps stay float32.
 
     In a simulation whose clients declare `speed` and `bandwidth`, a round closes after `deadline` virtual seconds, or,
     semi-asynchronously, with so many `arrivals` (0: it waits for all); what is late then counts (1 + s)^-`staleness`.
@@ -48,6 +50,7 @@ class Training:
     deadline: float = 0.0
     arrivals: int = 0
     staleness: float = 0.5
+    precision: PrecisionName = "float32"
 
     def __post_init__(self) -> None:
         def refuse(what: str) -> None:
@@ -88,6 +91,8 @@ class Training:
             refuse("arrivals lets the first to answer count, so clients are not chosen by chance; set sampling=fixed")
         if self.sampling not in ("fixed", "poisson"):
             refuse(f"sampling '{self.sampling}' is not known; take fixed or poisson")
+        if self.precision not in ("float32", "bf16"):
+            refuse(f"precision '{self.precision}' is not known; take float32 or bf16")
         if not 0 < self.share <= 1:
             refuse(f"share={self.share} must be above 0 and at most 1")
         for key in ("deadline", "arrivals", "staleness"):

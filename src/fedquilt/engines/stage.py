@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedquilt._util.randomness import streams
 from fedquilt._util.shared_memory import write_to
@@ -17,6 +16,7 @@ from fedquilt.engines.cuda_graph import Graph, captures
 from fedquilt.engines.engine import TrainingJob
 from fedquilt.engines.objective import INDEX
 from fedquilt.engines.optim import Optimiser, hold_back
+from fedquilt.engines.recording import DECIDES, recorded
 from fedquilt.engines.sample_noise import NOISE, with_noise
 from fedquilt.engines.schedule import Schedule, orders
 from fedquilt.engines.stackability import python_state
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from fedquilt.engines.vectorised import Vectorised
 
 _AHEAD_BYTES = 2**28  # up to here a GPU picks the batches of all steps at once
-
-DECIDES = "this model decides something in Python in every step (by chance, or by a counter), so steps are not {}"
 
 Stack = dict[str, Tensor]  # by name, each (k, ...)
 Step = Callable[..., tuple[Stack, Tensor, Tensor]]
@@ -79,7 +77,7 @@ class Stage:
         self.lay_out()
         self.rounds = 0
         self.seen: dict[int, int] = {}  # how often a batch of some size has come
-        self.programs: dict[int, Step] = {}  # traced, by the size of the batch
+        self.programs: dict[int, Step] = {}  # recorded, by the size of the batch
         self.graph: Graph | None = None
         self.eager = not captures(device)
         held = [self.rows if self.own else None, self.buffers, self.scale, self.indices, self.epoch, self.mask]
@@ -233,23 +231,14 @@ class Stage:
         self.end()
 
     def program(self, arguments: tuple[Any, ...]) -> Step:
-        """The program of a step. On a CPU one that recurs is traced once, where that is possible."""
-        size = arguments[3].shape[1]
+        """The program of a step. On a CPU one that recurs is recorded, and everywhere one that is to be compiled."""
+        size, engine = arguments[3].shape[1], self.engine
         self.seen[size] = self.seen.get(size, 0) + 1
-        if self.lr.is_cuda or self.seen[size] < self.recipe.trace_after:
-            return self.engine.gradients
+        recurs = not self.lr.is_cuda and self.seen[size] >= self.recipe.trace_after
+        if not (engine.compiles or recurs):
+            return engine.gradients
         if size not in self.programs:
-            self.programs[size] = program = self.engine.gradients
-            before = python_state(self.engine.module)
-            try:
-                with torch.random.fork_rng(devices=[]):  # or what models draw would depend on when a step was traced
-                    traced = make_fx(lambda *given: program(*given))(*arguments)
-                if python_state(self.engine.module) == before:
-                    self.programs[size] = traced
-                else:
-                    warnings.warn(DECIDES.format("traced"), RuntimeWarning, stacklevel=2)
-            except Exception as error:  # tracing is only a way to be faster
-                warnings.warn(f"a step could not be traced and runs untraced: {error}", RuntimeWarning, stacklevel=2)
+            self.programs[size] = recorded(engine.gradients, engine.module, arguments, engine.compiles)
         return self.programs[size]
 
     def replay(self) -> None:

@@ -48,7 +48,7 @@ def _loss(recipe: TrainingSpec, extras: Mapping[str, Tensor], module: nn.Module,
     begun = {n: p.detach() for n, p in named.items()} if recipe.objective.needs_start else {}
     given = {name: value[0] for name, value in extras.items()}
     me = Learner(Model(module), named, begun, given, torch.zeros((), dtype=torch.int64, device=recipe.device))
-    with drawing(0, recipe.device), padding(mask):
+    with drawing(0, recipe.device), padding(mask), recipe.precision():
         return recipe.objective(me, Batch(x, y, mask, index, task=recipe.task))
 
 

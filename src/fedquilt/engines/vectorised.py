@@ -40,6 +40,7 @@ class Vectorised:
 
     name: ClassVar[str] = "vectorised"
     stacks: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
 
     def __init__(self, recipe: TrainingSpec) -> None:
         self.recipe = recipe
@@ -77,7 +78,7 @@ class Vectorised:
     def learn_manners(self, extras: Mapping[str, Tensor]) -> Manners:
         """Find out, once, how the model behaves; one that cannot be in a stack is refused."""
         if self.manners is None:
-            self.manners = manners_of(self.recipe, extras, self.pads)
+            self.manners = manners_of(self.recipe.exactly, extras, self.pads)
             self.draws |= self.manners.draws
             if self.manners.averages:
                 lay_plainly(self.module)
@@ -120,7 +121,8 @@ class Vectorised:
             state = named | own  # one dict: a buffer that the model replaces is written back into it
 
             me = Learner(Model(module, state), named, anchor, extras, epoch)
-            with padding(mask), drawing(draw), Interception() if intercepting else nullcontext():
+            intercepted = Interception() if intercepting else nullcontext()
+            with padding(mask), drawing(draw), intercepted, self.recipe.precision():
                 loss = objective(me, Batch(x.clone(), y, mask, extras.get(INDEX), task=task))  # which may be written on
             after = torch.cat([state[name].reshape(-1).float() for name in own]) if own else buffer
             return loss, after
@@ -160,3 +162,10 @@ class Vectorised:
     def close(self) -> None:
         """Drop graphs and buffers."""
         self.stages.clear()
+
+
+class Compiled(Vectorised):
+    """The same with compiled steps: faster where a run is long enough to make up for compiling."""
+
+    name: ClassVar[str] = "compiled"
+    compiles: ClassVar[bool] = True

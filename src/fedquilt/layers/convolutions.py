@@ -42,6 +42,15 @@ class _Windows(torch.autograd.Function):
         return out, None, None
 
 
+def as_precise(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What a layer multiplies, as precise as PyTorch's own layers would take it now (`torch.autocast`)."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return x, weight, bias
+    to = torch.get_autocast_dtype(device)
+    return x.to(to), weight.to(to), None if bias is None else bias.to(to)
+
+
 @contextmanager
 def _convolution_precision() -> Iterator[None]:
     """Matrix products that stand for convolutions round as cuDNN's convolutions do (TF32 unless switched off)."""
@@ -53,6 +62,28 @@ def _convolution_precision() -> Iterator[None]:
         torch.backends.cuda.matmul.fp32_precision = before
 
 
+@torch.library.custom_op("fedquilt::convolution_product", mutates_args=())
+def _times(rows: Tensor, weight: Tensor) -> Tensor:
+    """rows @ weight, of one client or of a stack, at a convolution's precision, in a program that is recorded too."""
+    with _convolution_precision():
+        return rows @ weight
+
+
+@_times.register_fake
+def _(rows: Tensor, weight: Tensor) -> Tensor:
+    return rows.new_empty(*rows.shape[:-1], weight.shape[-1])
+
+
+@_times.register_vmap
+def _(info: Any, in_dims: tuple[int | None, int | None], rows: Tensor, weight: Tensor) -> tuple[Tensor, int]:
+    k = info.batch_size
+    stacks = [
+        tensor.expand(k, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip((rows, weight), in_dims, strict=True)
+    ]
+    return _times(*stacks), 0
+
+
 class _Product(torch.autograd.Function):
     """rows @ weight, at a convolution's precision."""
 
@@ -60,8 +91,9 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: Tensor, weight: Tensor) -> Tensor:
-        with _convolution_precision():
-            return rows @ weight
+        with torch.no_grad():  # how it is differentiated is said below
+            y: Tensor = _times(rows, weight)
+            return y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -70,9 +102,12 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
-        with _convolution_precision():
-            to_rows = grads[0] @ weight.T if ctx.needs_input_grad[0] else None
-            return to_rows, rows.T @ grads[0]
+        return _product(grads[0], weight.T) if ctx.needs_input_grad[0] else None, _product(rows.T, grads[0])
+
+
+def _product(rows: Tensor, weight: Tensor) -> Tensor:
+    y: Tensor = _Product.apply(rows, weight)  # type: ignore[no-untyped-call]
+    return y
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], pad: tuple[int, int]) -> Tensor:
@@ -87,7 +122,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int,
         rows = (x if stride == (1, 1) else x[:, :: stride[0], :: stride[1]]).flatten(0, 2)
     else:
         rows = _Windows.apply(x, (kh, kw), stride)  # type: ignore[no-untyped-call]
-    y: Tensor = _Product.apply(rows, weight.permute(2, 3, 1, 0).reshape(-1, out))  # type: ignore[no-untyped-call]
+    y = _product(rows, weight.permute(2, 3, 1, 0).reshape(-1, out))
     if bias is not None:
         y = y + bias
     oh = (h + 2 * pad[0] - kh) // stride[0] + 1
@@ -100,15 +135,14 @@ class _MatmulConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         stride, pad = (self.stride[0], self.stride[1]), (int(self.padding[0]), int(self.padding[1]))
-        outputs = _convolve(input, self.weight, self.bias, stride, pad)
+        outputs = _convolve(*as_precise(input, self.weight, self.bias), stride, pad)
         return outputs.contiguous() if self.plainly else outputs
 
 
 class _MatmulConv1d(nn.Conv1d):
     def forward(self, input: Tensor) -> Tensor:
-        y = _convolve(
-            input.unsqueeze(2), self.weight.unsqueeze(2), self.bias, (1, self.stride[0]), (0, int(self.padding[0]))
-        )
+        x, weight, bias = as_precise(input, self.weight, self.bias)
+        y = _convolve(x.unsqueeze(2), weight.unsqueeze(2), bias, (1, self.stride[0]), (0, int(self.padding[0])))
         return y.squeeze(2)
 
 
@@ -213,10 +247,11 @@ def _back(grad: Tensor, x: Tensor, weight: Tensor, shape: _Shape) -> tuple[Tenso
 
 def _in_groups(conv: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
     pad = tuple(int(side) for side in conv.padding)
-    batch = x if x.ndim == conv.weight.ndim else x.unsqueeze(0)  # one sample by itself
-    y = _grouped(batch, conv.weight, _Shape(conv.stride, pad, conv.dilation, conv.groups))
-    if conv.bias is not None:
-        y = y + conv.bias.view([-1] + [1] * len(pad))
+    x, weight, bias = as_precise(x, conv.weight, conv.bias)
+    batch = x if x.ndim == weight.ndim else x.unsqueeze(0)  # one sample by itself
+    y = _grouped(batch, weight, _Shape(conv.stride, pad, conv.dilation, conv.groups))
+    if bias is not None:
+        y = y + bias.view([-1] + [1] * len(pad))
     return y if batch is x else y.squeeze(0)
 
 

@@ -8,7 +8,8 @@ whichever dimension the batch is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
@@ -41,7 +42,7 @@ class drawing:
         """Where the next call starts: an int32 tensor without dimensions."""
         self.calls += 1
         if isinstance(self.start, Tensor):
-            return (mix(mix(self.start) + self.calls) & 0x7FFFFFFF).int()
+            return _part_of(self.start, self.calls) if _in_one.get() else _part(self.start, self.calls)
         assert self.start is not None
         number = (
             mix_number(mix_number(self.start) + self.calls) & 0x7FFFFFFF
@@ -68,12 +69,43 @@ def hashes(shape: Sequence[int]) -> Tensor:
             "this model draws random numbers once more while gradients are computed, and would draw other ones; leave "
             "layers that draw (dropout) out of what torch.utils.checkpoint runs again"
         )
-    z = stream.next()
-    for size in shape:
+    start, sizes = stream.next(), list(shape)
+    return _places_of(start, sizes) if _in_one.get() else _hashed(start, sizes)
+
+
+def _part(start: Tensor, call: int) -> Tensor:
+    """Where the part of a stream begins that a call takes."""
+    return (mix(mix(start) + call) & 0x7FFFFFFF).int()
+
+
+def _hashed(z: Tensor, sizes: Sequence[int]) -> Tensor:
+    """A hash for every place, from where a part of a stream begins."""
+    for size in sizes:
         z = _stirred(z[..., None] + torch.arange(size, dtype=torch.int32, device=z.device) * _STEP)
     z = _stirred(z)
     found: Tensor = (z ^ (z >> 16)) & (2**_BITS - 1)
     return found
+
+
+# The same as one operation each, for programs that are compiled: hashes overflow, and a compiler of C++ may take it
+# that whole numbers never do.
+_part_of = torch.library.custom_op("fedquilt::part_of_stream", _part, mutates_args=())
+_places_of = torch.library.custom_op("fedquilt::hashes_of_places", _hashed, mutates_args=())
+_part_of.register_fake(lambda start, call: torch.empty_like(start, dtype=torch.int32))
+_places_of.register_fake(lambda z, sizes: z.new_empty(*z.shape, *sizes))
+_part_of.register_vmap(lambda info, dims, start, call: (_part_of(start, call), dims[0]))
+_places_of.register_vmap(lambda info, dims, z, sizes: (_places_of(z, sizes), dims[0]))
+_in_one: ContextVar[bool] = ContextVar("in_one", default=False)
+
+
+@contextmanager
+def in_one_operation() -> Iterator[None]:
+    """While this holds, hashes are operations that no compiler looks into."""
+    token = _in_one.set(True)
+    try:
+        yield
+    finally:
+        _in_one.reset(token)
 
 
 def _stirred(z: Tensor) -> Tensor:

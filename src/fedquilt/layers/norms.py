@@ -91,6 +91,7 @@ def _masked_norm(layer: nn.modules.batchnorm._BatchNorm, x: Tensor, mask: Tensor
         raise RuntimeError(
             f"a batch norm is given {len(x)} samples of a batch of {len(mask)}, so it is unknown which are padding"
         )
+    x = x.float() if x.dtype == torch.bfloat16 else x  # sums of many numbers want all digits
     mean, variance, number = _statistics(x, mask)
     if layer.running_mean is not None and layer.running_var is not None and layer.num_batches_tracked is not None:
         # a step that is all padding leaves the statistics as they are

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedquilt.layers.convolutions import swap_convolutions
+from fedquilt.layers.convolutions import as_precise, swap_convolutions
 from fedquilt.layers.dropout import swap_dropout
 from fedquilt.layers.norms import LenientBatchNorm, MaskedBatchNorm, batch_norms
 from fedquilt.layers.pools import swap_adaptive_pools, swap_pools
@@ -98,7 +98,8 @@ class _StackLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if input.ndim == 1:
             return super().forward(input)
-        y: Tensor = _Affine.apply(input.flatten(0, -2), self.weight, self.bias)  # type: ignore[no-untyped-call]
+        x, weight, bias = as_precise(input.flatten(0, -2), self.weight, self.bias)
+        y: Tensor = _Affine.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return y if input.ndim == 2 else y.unflatten(0, input.shape[:-1])
 
 
