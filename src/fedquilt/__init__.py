@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedquilt.scenario import Scenario
     from fedquilt.scenarios.from_data import scenario_from
     from fedquilt.secure import SecureSums
-    from fedquilt.sharing import Plan, UnitPlan
+    from fedquilt.sharing import Compression, Plan, UnitPlan
 
     __version__: str
 
@@ -38,6 +38,7 @@ __all__ = [
     "METHODS",
     "Change",
     "Client",
+    "Compression",
     "Federation",
     "Method",
     "Onboarded",
@@ -84,7 +85,7 @@ _HOMES = {
     "scenario": ("Scenario",),
     "scenarios.from_data": ("scenario_from",),
     "secure": ("SecureSums",),
-    "sharing": ("Plan", "UnitPlan"),
+    "sharing": ("Compression", "Plan", "UnitPlan"),
 }
 _PACKAGES = ("attacks", "authoring", "data", "methods", "models", "readouts", "scenarios", "sharing", "tasks")
 

@@ -19,7 +19,7 @@ from fedquilt.core.family_state import blocks_of
 from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
 from fedquilt.deploy.server.stubs import stub_client
-from fedquilt.deploy.transport.codec import read_member, write_member
+from fedquilt.deploy.transport.agreed import read_member, write_member
 from fedquilt.interface.messages import Update, Updates
 
 Builder = Callable[[], nn.Module]

@@ -118,13 +118,6 @@ def test_a_second_question_in_a_round_is_not_answered(tmp_path: Path) -> None:
     assert codes == ["asked-again"] * 4
 
 
-def test_values_that_are_rounded_after_clipping_are_refused(tmp_path: Path) -> None:
-    from fedquilt.deploy.project import Transfer
-
-    with pytest.raises(ValueError, match="rounds updates after they were clipped"):
-        federate(tmp_path, scenario(), "fedavg", 1, dp=CENTRAL, transfer=Transfer(dtype="float16"))
-
-
 def test_what_is_refused_in_a_simulation_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="its server half finds something"):
         federate(tmp_path, scenario(), "clustered", 1, dp=CENTRAL)

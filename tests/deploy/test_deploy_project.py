@@ -101,8 +101,8 @@ def test_mistakes_are_sentences(tmp_path: Path) -> None:
     np.savez(tmp_path / "bad.npz", x=np.zeros(3))
     with pytest.raises(KeyError, match="holds no x_train; it has x"):
         load_client(Node.read(project.client_folder("a")), tmp_path / "bad.npz")
-    with pytest.raises(ValueError, match="dtype 'int8'"):
-        Transfer(dtype="int8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="largest_change must be above 1"):
+        Transfer(largest_change=1)
 
 
 def test_protection_is_on_and_its_absence_is_said_aloud() -> None:

@@ -38,7 +38,7 @@ ATTACKS: dict[str, tuple[str, Change]] = {
     "nothing at all": ("failed", lambda a, t: b""),
     "noise": ("unreadable", lambda a, t: b"\x93NUMPY" * 9),
     "a pickle": ("unreadable", lambda a, t: b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94."),
-    "another version": ("wrong-version", lambda a, t: pack(a, t).replace(b'\\"version\\":1', b'\\"version\\":9')),
+    "another version": ("wrong-version", lambda a, t: pack(a, t).replace(b'\\"version\\":2', b'\\"version\\":9')),
     "another letter's token": ("wrong-round", lambda a, t: pack(a, {**t, "token": "0" * 32})),
     "another round": ("wrong-round", lambda a, t: pack(a, {**t, "round": t["round"] - 1})),
     "an unknown unit": ("unknown-unit", lambda a, t: changed(a, t, **{"value/evil": np.ones(3, np.float32)})),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ pytest.importorskip("flwr")
 from fedquilt.core.terms import Terms
 from fedquilt.deploy.project import Address, FederationSpec, Project, Rounds, Transfer
 from fedquilt.deploy.server import declarations
+from fedquilt.deploy.transport.agreed import write_member
 from fedquilt.deploy.transport.codec import (
     agree,
     read_down,
     read_up,
     stack,
     write_down,
-    write_member,
     write_up,
 )
 from fedquilt.deploy.transport.transport import Answer
@@ -36,6 +37,7 @@ from fedquilt.deploy.transport.wire import VERSION, Refused, pack, unpack
 from fedquilt.engines.settings import Training
 from fedquilt.interface.messages import ClientInfo, Instructions, UnitValues, Update
 from fedquilt.methods import FedAvg
+from fedquilt.sharing import Compression
 
 SIZES = {"base": 6, "head": 3}
 DOWN = Instructions(
@@ -43,13 +45,24 @@ DOWN = Instructions(
     {unit: torch.tensor([True]) for unit in SIZES}, 40, {"asks": torch.ones(1, 2)},
 )  # fmt: skip
 UP = Update(2, (1,), (UnitValues(("base", "head"), (6, 3), None, torch.ones(1, 9)),), {"loss": torch.tensor([0.5])})
+
+
+def coded(how: Compression) -> Update:
+    """The update with its codes."""
+    change = UP.blocks[0].value - DOWN.blocks[0].value
+    codes = {"base": how.encode(change[:, :5]), "head": how.encode(change[:, 6:])} if how.codes else {}
+    return replace(UP, codes=codes)
+
+
 MEMBER = ClientInfo("c1", 20, {"device": "a"}, (0, 1), {"base": ((2, 3),), "head": ((3,),)}, (), {"head": ("linear",)})
-SENT = pack(*write_up(UP, "float32"))
-LETTER = pack(*write_down(DOWN, "float16"))
+LEARNED = {"base": 5, "head": 3}  # the last number of the base is a statistic
+HOWS = [Compression(), Compression("float16"), Compression("int8"), Compression("topk", kept=0.4)]
+SENT = {how: pack(*write_up(coded(how), DOWN, LEARNED, how)) for how in HOWS}
+LETTER = pack(*write_down(DOWN, LEARNED))
 DECLARED = json.dumps(write_member(MEMBER)).encode()
 KINDS = (np.float32, np.float16, np.float64, np.int64, np.uint8, np.bool_)
 NAMES = st.one_of(
-    st.sampled_from(["value/base", "value/head", "report/loss", "value/", "report/", "value/other"]),
+    st.sampled_from(["value/base", "value/head", "report/loss", "value/", "report/", "value/other", "scale/base"]),
     st.text(max_size=8),
 )
 _DEVICE = (ValueError, LookupError, TypeError, AttributeError, RuntimeError)  # `Device.handle` answers with a code
@@ -62,10 +75,10 @@ JSON = st.recursive(
 )
 
 
-def check(arrays: Mapping[str, NDArray[Any]], chooses: bool) -> None:
+def check(arrays: Mapping[str, NDArray[Any]], chooses: bool, how: Compression) -> None:
     """What a server does with an answer's arrays."""
     try:
-        values, reports = read_up(arrays, DOWN, SIZES, 1000.0, chooses)
+        values, reports = read_up(arrays, DOWN, SIZES, LEARNED, how, 1000.0, chooses)
     except Refused:
         return
     assert chooses or set(values) == set(SIZES)
@@ -76,7 +89,7 @@ def check(arrays: Mapping[str, NDArray[Any]], chooses: bool) -> None:
         assert float(value.norm()) < 1000 * 20
     for report in reports.values():
         assert not report.is_floating_point() or bool(report.isfinite().all())
-    honest = read_up(unpack(SENT)[0], DOWN, SIZES, 1000.0, False)
+    honest = read_up(unpack(SENT[how])[0], DOWN, SIZES, LEARNED, how, 1000.0, False)
     answers = {0: (values, reports), 1: honest, 2: honest}
     strange, _ = agree(answers, None)
     assert not strange & {1, 2}  # one is never more than two
@@ -87,14 +100,15 @@ def check(arrays: Mapping[str, NDArray[Any]], chooses: bool) -> None:
 
 
 @fuzzed(300)
-@given(content=damaged(SENT), chooses=st.booleans())
-def test_a_damaged_upload_is_refused_or_as_asked_for(content: bytes, chooses: bool) -> None:
+@given(data=st.data(), how=st.sampled_from(HOWS), chooses=st.booleans())
+def test_a_damaged_upload_is_refused_or_as_asked_for(data: st.DataObject, how: Compression, chooses: bool) -> None:
+    content = data.draw(damaged(SENT[how]))
     try:
         arrays, _ = unpack(content)
     except Refused:
         return
     assert sum(array.nbytes for array in arrays.values()) <= len(content)
-    check(arrays, chooses)
+    check(arrays, chooses, how)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +133,13 @@ def test_a_report_that_is_no_number_is_refused_without_a_warning(report: NDArray
 def test_an_upload_of_any_arrays_is_refused_or_as_asked_for(data: st.DataObject) -> None:
     shape = arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=7)
     any_array = st.sampled_from(KINDS).flatmap(lambda kind: arrays_of.arrays(kind, shape))
-    right = {f"value/{u}": arrays_of.arrays(np.float32, (size,)) for u, size in SIZES.items()}
+    how = data.draw(st.sampled_from(HOWS))
+    honest = sorted(unpack(SENT[how])[0].items())
+    right = {name: arrays_of.arrays(array.dtype, array.shape) for name, array in honest}
     sent = {name: data.draw(values) for name, values in right.items() if data.draw(st.booleans())}
     sent |= data.draw(st.dictionaries(NAMES.filter(lambda name: name != "__metadata__"), any_array, max_size=3))
     arrays, _ = unpack(pack(sent, {"round": 2}))
-    check(arrays, data.draw(st.booleans()))
+    check(arrays, data.draw(st.booleans()), how)
 
 
 @fuzzed(150)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ranks_help import in_ranks
-from run_help import SETTINGS, build, contents
+from run_help import SETTINGS, build, contents, kept
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -198,3 +199,16 @@ def test_who_a_process_is_follows_from_torchrun_or_slurm(monkeypatch: pytest.Mon
     assert from_environment() == (0, 2, 0)
     assert [list(Ranks(rank, 3).mine) for rank in range(3)] == [[0, 1], [2], [3]]
     assert sum(Ranks(rank, 3).owns(7) for rank in range(3)) == 1
+
+
+def test_codes_and_what_waits_are_the_same_in_one_process_and_in_ranks(tmp_path: Path) -> None:
+    how = fq.Compression("topk", "float16", kept=0.2)
+    one("feddl", tmp_path / "plain", compress=how)  # some of its clients send codes, and some do not
+    assert in_ranks(2, lambda: one("feddl", tmp_path / "ranks", compress=how)) == [0, 0]
+    assert (tmp_path / "ranks" / "traffic.jsonl").read_text() == (tmp_path / "plain" / "traffic.jsonl").read_text()
+    rows = [kept(tmp_path / name / "checkpoint") for name in ("plain", "ranks")]
+    assert rows[0].keys() == rows[1].keys()
+    for name in rows[0]:
+        if name.startswith("row "):
+            mine, theirs = (np.frombuffer(found[name], np.float32) for found in rows)
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)

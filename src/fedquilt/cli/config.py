@@ -38,7 +38,7 @@ OPTIONS = {
     "rounds": int, "seed": int, "device": str, "engine": str, "clients_at_once": int, "threads": int,
     "evaluate_every": int, "alone": bool, "everyone": bool, "unseen": int, "checkpoint_every": int, "out": str,
 }  # fmt: skip
-_TABLES = ("scenario", "method", "training", "merge", "readouts", "attack", "dp", "secure")
+_TABLES = ("scenario", "method", "training", "merge", "readouts", "attack", "dp", "secure", "compress")
 # what a run notes of itself, which decides nothing when it is repeated
 _NOTED = (
     "format", "engines", "shards", "clients", "label_names", "fingerprint", "started", "extended",
@@ -61,6 +61,7 @@ class Config:
     attack: Mapping[str, Any]
     dp: Mapping[str, Any]
     secure: Mapping[str, Any] | None
+    compress: Mapping[str, Any]
     options: Mapping[str, Any]  # of the command, by the names of its parameters
 
     def request(self, choices: Choices) -> Request:
@@ -74,7 +75,7 @@ class Config:
         from fedquilt.privacy import Privacy
         from fedquilt.runs.rebuilding import make_readouts
         from fedquilt.secure import SecureSums
-        from fedquilt.sharing import merge_of
+        from fedquilt.sharing import Compression, merge_of
 
         check_hardware(choices)
         merge = {"name": choices.merge} if choices.merge != self.merge.get("name", "mean") else dict(self.merge)
@@ -89,6 +90,7 @@ class Config:
             specs["attack"] = spec_of(lie)
         specs["dp"] = spec_of(Privacy)
         specs["secure"] = spec_of(SecureSums)
+        specs["compress"] = spec_of(Compression)
         rounds, words = rounds_of(choices, specs["training"])
         placed = assign(words, {**specs, name: spec_of(type(self.method))}, [name])
         if rounds is not None:
@@ -107,6 +109,7 @@ class Config:
             SecureSums(**{**(self.secure or {}), **placed["secure"]})
             if choices.secure or self.secure is not None or placed["secure"]
             else None,
+            Compression(**{**self.compress, **placed["compress"]}),
         )
 
 
@@ -166,6 +169,7 @@ def _config(path: Path, known: Mapping[str, Any], trust: bool) -> Config:
         attack,
         values_of(known.get("dp", {})),
         _secure(path, known.get("secure", False)),
+        _compress(path, known.get("compress", {})),
         options | ({"out_dir": Path(known["out"])} if "out" in known else {}),
     )
 
@@ -180,6 +184,13 @@ def _secure(path: Path, told: Any) -> dict[str, Any] | None:
     if not isinstance(told, bool):
         raise Refused(f"{path}: secure = {told!r} must be true, or a table [secure] of settings")
     return {} if told else None
+
+
+def _compress(path: Path, told: Any) -> dict[str, Any]:
+    """Settings of compression, or what clients send alone."""
+    if not isinstance(told, str | Mapping):
+        raise Refused(f'{path}: compress = {told!r} must be a kind such as "int8", or a table [compress] of settings')
+    return {"up": told} if isinstance(told, str) else dict(told)
 
 
 def _table(told: Any) -> dict[str, Any]:

@@ -95,6 +95,8 @@ def watch(project: Project, spec: Mapping[str, Any], number: int, stop: bool) ->
     name = metric_of(summary).name
     score = summary.get(f"{name}_mean")
     say(f"{summary['readout']} {name} on {summary['split']}: " + ("none" if score is None else f"{score:.4f}"))
+    if "compression" in summary:
+        say(summary["compression"])
     if "privacy" in summary:
         say(in_full(summary))
     say(f"Kept in {spec['folder']}; look at it with: fedquilt report {spec['folder']}")
@@ -127,21 +129,23 @@ def status(folder: Where = Path(".")) -> None:
 
 
 def choose(method: str, merge: str, settings: list[str] | tuple[()]) -> dict[str, dict[str, Any]]:
-    """The user's settings, each for the part that knows its name: the method, training, the merge or privacy."""
+    """The user's settings, each for the part that knows its name: the method, training, the merge, privacy, ..."""
     from fedquilt.cli.settings import assign, spec_of
     from fedquilt.engines.settings import Training
     from fedquilt.methods.find import find
     from fedquilt.privacy import Privacy
-    from fedquilt.sharing import merge_of
+    from fedquilt.sharing import Compression, merge_of
 
     kind = find(method)
     all_values = {"training": spec_of(Training), "merge": spec_of(merge_of(merge)), "dp": spec_of(Privacy)}
+    all_values["compress"] = spec_of(Compression)
     placed = assign(settings, {**all_values, kind.name: spec_of(kind)}, [kind.name])
     return {
         "settings": placed[kind.name],
         "training": placed["training"],
         "merge": {"name": merge, **placed["merge"]},
         **({"dp": Privacy(**placed["dp"]).text} if placed["dp"] else {}),
+        **({"compress": Compression(**placed["compress"]).text} if placed["compress"] else {}),
     }
 
 

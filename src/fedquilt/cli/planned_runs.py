@@ -38,6 +38,7 @@ class PlannedRun:
     attack: dict[str, Any] = field(default_factory=dict)
     everyone: bool = False
     unseen: int = 0
+    compress: dict[str, Any] = field(default_factory=dict)
     code: str = ""  # a checksum of a method of the user's own, whose results are not those of its code of yesterday
     label: str = field(default="", compare=False)
     hardware: dict[str, Any] = field(default_factory=dict, compare=False)  # device, engine, clients at once
@@ -51,7 +52,8 @@ class PlannedRun:
     def variant(self) -> str:
         """A checksum of everything that decides results but the seed."""
         decisive = asdict(self)
-        unsaid = [key for key in ("code", "dp", "secure", "attack", "everyone", "unseen") if not decisive[key]]
+        may_be_unsaid = ("code", "dp", "secure", "attack", "everyone", "unseen", "compress")
+        unsaid = [key for key in may_be_unsaid if not decisive[key]]
         for key in ("seed", "label", "hardware", *unsaid):
             del decisive[key]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
@@ -78,6 +80,7 @@ class PlannedRun:
         from fedquilt.runs.run import resume, run
         from fedquilt.runs.settings import method_from
         from fedquilt.secure import SecureSums
+        from fedquilt.sharing import Compression
 
         method = method_from(self.method, trust=True)  # the user named it, on the command line
         if (out / "run.toml").is_file():
@@ -85,7 +88,7 @@ class PlannedRun:
         return run(
             scenario, method, seed=self.seed, readouts=self.readouts, merge=rule_from(self.merge),
             privacy=Privacy.of(self.dp), secure=SecureSums(**self.secure) if self.secure else False,
-            attack=attack_from(self.attack or None),
+            attack=attack_from(self.attack or None), compress=Compression.of(self.compress),
             evaluate_every=self.evaluate_every, everyone=self.everyone, unseen=self.unseen, alone=False,
             callbacks=callbacks, out=out, checkpoint_every=checkpoint_every, **self.hardware,
         )  # fmt: skip
@@ -109,6 +112,7 @@ def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[
             {} if order.secure is None else order.secure.text,
             {} if method.name == ALONE else attack,  # nobody can lie to clients alone
             choices.everyone, choices.unseen,
+            {} if method.name == ALONE or order.compress is None else order.compress.text,
             method_code(method), label, hardware,
         )
         for seed in seeds

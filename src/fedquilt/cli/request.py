@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedquilt.readouts import Readout
     from fedquilt.scenario import Scenario
     from fedquilt.secure import SecureSums
-    from fedquilt.sharing import Rule
+    from fedquilt.sharing import Compression, Rule
 
 # settings of training that make sense or not only together with others, which a scenario may bring
 _TOGETHER = ("optimiser", "momentum", "nesterov", "betas")
@@ -58,6 +58,7 @@ class Request:
     attack: Attack | None = None
     privacy: Privacy | None = None
     secure: SecureSums | None = None
+    compress: Compression | None = None
 
     def how(self) -> dict[str, Any]:
         """The arguments of `fedquilt.run` that this order decides."""
@@ -68,7 +69,7 @@ class Request:
             "privacy": self.privacy,
             "clients_at_once": choices.clients_at_once, "threads": choices.threads,
             "evaluate_every": choices.evaluate_every, "secure": self.secure or False,
-            "everyone": choices.everyone, "unseen": choices.unseen,
+            "everyone": choices.everyone, "unseen": choices.unseen, "compress": self.compress,
         }  # fmt: skip
 
     def scenario(self, seed: int) -> Scenario:
@@ -85,7 +86,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
     from fedquilt.privacy import Privacy
     from fedquilt.runs.rebuilding import make_method, make_readouts
     from fedquilt.secure import SecureSums
-    from fedquilt.sharing import merge_of
+    from fedquilt.sharing import Compression, merge_of
 
     kinds = [find_method(word) for word in methods]
     names = [kind.name for kind in kinds]
@@ -103,6 +104,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
         "merge": spec_of(merge),
         "dp": spec_of(Privacy),
         "secure": spec_of(SecureSums),
+        "compress": spec_of(Compression),
     }
     if choices.attack is not None:
         specs["attack"] = spec_of(attack_of(choices.attack))
@@ -127,6 +129,7 @@ def take_request(scenario: str, methods: Sequence[str], choices: Choices) -> Req
         None if choices.attack is None else attack_of(choices.attack)(**placed["attack"]),
         Privacy(**placed["dp"]) if placed["dp"] else None,
         SecureSums(**placed["secure"]) if choices.secure or placed["secure"] else None,
+        Compression(**placed["compress"]),
     )
 
 

@@ -1,8 +1,8 @@
 """Settings as words: `clients=18 lr=0.05 by.head=cohort` becomes values, each for the part that knows its name.
 
 A key belongs to the scenario, to training, to the merge or to a method. Where two of them know it, it has to be said
-which is meant: `training.share=0.5`, `fedprox.mu=0.1`. Those of privacy and secure sums are always
-said with their names: `dp.epsilon=8`, `secure.minimum=5`.
+which is meant: `training.share=0.5`, `fedprox.mu=0.1`. Those of privacy, secure sums and compression are always
+said with their names: `dp.epsilon=8`, `secure.minimum=5`, `compress.up=int8`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedquilt.cli.output import Refused
 
 MANY = ("--set", "--sweep", "--traits")  # options that take several words
 # parts whose settings are always said with their name: dp.noise is not the noise of a scenario
-BY_NAME = ("dp", "secure")
+BY_NAME = ("dp", "secure", "compress")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 

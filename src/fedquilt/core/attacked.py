@@ -12,6 +12,7 @@ from torch import Tensor
 from fedquilt._util.randomness import key_of
 from fedquilt.attacks import Attack, Sent
 from fedquilt.client import Client
+from fedquilt.core.compressed import compressed
 from fedquilt.core.server import Server
 from fedquilt.core.simulation import Simulation
 from fedquilt.core.terms import Terms
@@ -57,6 +58,8 @@ class AttackedSimulation(Simulation):
         ups = [self._reported(self.run(down)) for down in downs]
         if type(self.attack).copies is not Attack.copies:
             ups = self._sent(server, ups, starts)
+        if self.terms.compress.codes:
+            ups = [self._coded(up, down) for down, up in zip(downs, ups, strict=True)]
         return self._closed(server, list(zip(downs, ups, strict=True)))
 
     def _start(self, down: Instructions) -> Tensor:
@@ -65,6 +68,16 @@ class AttackedSimulation(Simulation):
         rows = family_state.store.take(family_state.places(down.ids)).to(self.device, copy=True)
         self._install(family_state, rows, down)
         return rows
+
+    def _coded(self, up: Update, down: Instructions) -> Update:
+        """What liars say is said in codes, too."""
+        layout = self.family_states[self.home[up.ids[0]][0]].family.layout
+        blocks = []
+        for block, coded in zip(up.blocks, compressed(up, down, layout, self.terms.compress, None).blocks, strict=True):
+            lies = self.lies[up.numbers if block.places is None else up.numbers[block.places]]
+            lies = lies.to(block.value.device)[:, None]
+            blocks.append(replace(block, value=torch.where(lies, coded.value, block.value)))
+        return replace(up, blocks=tuple(blocks))
 
     def _reported(self, up: Update) -> Update:
         return replace(up, reports=self.attack.reports(up.reports, up.numbers, self.lies[up.numbers]))

@@ -19,6 +19,7 @@ from fedquilt._util.turns import one_at_a_time
 from fedquilt.attacks import Attack
 from fedquilt.core.attacked import AttackedSimulation
 from fedquilt.core.backend import Backend
+from fedquilt.core.compressed import check as check_compression
 from fedquilt.core.evaluation import predict, with_own
 from fedquilt.core.guard import Guard
 from fedquilt.core.merge_rules import trusted_names, with_server_client
@@ -40,7 +41,7 @@ from fedquilt.readouts import READOUTS, Readout
 from fedquilt.results import Evaluation
 from fedquilt.scenario import Scenario
 from fedquilt.secure import SecureSums
-from fedquilt.sharing import Plan, Rule, Traffic, mean
+from fedquilt.sharing import Compression, Plan, Rule, Traffic, mean
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Federation:
         secret: int | None = None,
         secure: SecureSums | None = None,
         everyone: bool = False,
+        compress: Compression | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"a Federation takes a method made ready, such as methods.FedAvg(), not {method!r}")
@@ -122,14 +124,13 @@ class Federation:
             together.on(self.device)
         self.readouts = with_own(method, tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]()))
         self.evaluate_every = evaluate_every
-        method.check_task(scenario.task)
-        for readout in self.readouts:
-            readout.check_task(scenario.task)
+        for judge in (method, *self.readouts):
+            judge.check_task(scenario.task)
         check(secure, method, rule, privacy, ranks() is not None, attack is not None)
+        check_compression(compress := compress or Compression(), method, privacy, secure)
         privacy, held = self._accounted(privacy, rule), (scenario.common, scenario.public_test)
-        self.terms = Terms(
-            method, self.training, scenario.classes, seed, *held, privacy, scenario.task, secure, everyone
-        )
+        agreed = method, self.training, scenario.classes, seed, *held, privacy, scenario.task, secure, compress
+        self.terms = Terms(*agreed, everyone)
         self.secret = seed if secret is None else secret  # what participants and noise of privacy are drawn by
         self.attack = None if attack is None else with_python_settings(attack)
         trusted = trusted_names(rule)
@@ -146,7 +147,7 @@ class Federation:
         guard = Guard(central, self.training.share, len(roster), self.secret) if central else None
         first, look = self.backend.first_values, self.backend.sent_models
         make: Callable[..., Server] = Server if together is None else partial(RankedServer, together)
-        self.server = make(method, roster, first, rule, self.device, look, privacy, guard, secure)
+        self.server = make(method, roster, first, rule, self.device, look, privacy, guard, secure, compress)
         changing = any(client.changes for client in scenario.clients)
         passes = self.backend.passes if isinstance(self.backend, Simulation) else 0
         self.clock = make_clock(self.training, method, self.server, passes, changing) if passes else None
@@ -209,7 +210,7 @@ class Federation:
             scored = round_ - self.backend.late  # the round whose scores come in this one
             due = evaluate and self._due(scored)
             answers = self._exchange(round_, self.readouts if due else ())
-            moved = partial(counted, self.server.plan, self.server.sizes, answers.passed)
+            moved = partial(counted, self.server.plan, self.server.sizes, answers.passed, self.server.bytes)
             self.server.merge(answers.ups)
             last = scored == self.training.rounds
             evaluations = tuple(self.evaluate(last)) if due else ()

@@ -32,7 +32,7 @@ class Membership:
 
     def __init__(self, terms: Terms, device: torch.device) -> None:
         self.terms, self.device = terms, device
-        self._kinds = Kinds()
+        self._kinds = Kinds(wait=terms.compress.codes)
         self._builders: dict[int, str] = {}  # what a function that builds models is, by its content
         self._builds: dict[tuple[object, ...], Build] = {}
         self._mentioned: list[Description] = []  # builders' contents hold while what they mention lives
@@ -174,7 +174,8 @@ class Membership:
             return member
         kinds = {unit.name: unit.kinds for unit in layout.units}
         return replace(
-            member, units=layout.signatures, kinds=kinds, statistics=layout.statistics, constant=layout.constant
+            member, units=layout.signatures, kinds=kinds, statistics=layout.statistics, constant=layout.constant,
+            parameters={unit: stop - start for unit, (start, stop) in layout.learned.items()},
         )  # fmt: skip
 
     def _first_rows(self, family: Family, builds: Mapping[int, Build]) -> RowStore:

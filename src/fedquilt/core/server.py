@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedquilt._util.randomness import key_of
 from fedquilt.core.guard import Guard
+from fedquilt.core.halved import Halved
 from fedquilt.core.left_out import LeftOut
 from fedquilt.core.merge_rules import check_circles, trusted_among
 from fedquilt.core.privacy_rules import check_plan
@@ -20,10 +21,11 @@ from fedquilt.core.values import CircleValues, Key, Merging, owned, size_of
 from fedquilt.families.common import Common
 from fedquilt.interface.messages import ClientInfo, Instructions, Roster, UnitValues, Update, Updates
 from fedquilt.interface.method import Method, State
+from fedquilt.interface.passed import lengths_of
 from fedquilt.interface.sent_models import SentModels
 from fedquilt.privacy import Privacy
 from fedquilt.secure import SecureSums
-from fedquilt.sharing import MixedUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, traffic
+from fedquilt.sharing import Compression, MixedUnit, Plan, Rule, Traffic, UnitPlan, inherit, mean, traffic
 
 
 class Server:
@@ -31,7 +33,7 @@ class Server:
 
     `first` gives the first value of every unit in every shape: that of the first client to bring it; of a pool, circle
     j has those of the draw j. `rule` is how copies are merged; with a `guard` it is by a mean with noise. `privacy`
-    says which plans are refused; with `secure` it gets sums of copies only.
+    says which plans are refused; with `secure` it gets sums of copies only, with `compress` codes of changes.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class Server:
         privacy: Privacy | None = None,
         guard: Guard | None = None,
         secure: SecureSums | None = None,
+        compress: Compression | None = None,
     ) -> None:
         self.method, self.roster, self.rule, self.look = method, roster, rule, look
-        self.privacy, self.guard, self.secure = privacy, guard, secure
+        self.privacy, self.guard, self.secure, self.compress = privacy, guard, secure, compress or Compression()
         self.device, self.round = torch.device(device), 0
         self.merging: Merging
         self._left_out = LeftOut(len(roster), self.device)
@@ -83,15 +86,17 @@ class Server:
             plan = circle_values.plan
             for unit in [unit for unit in circle_values.units if unit in self.plan.offered]:
                 if bool(of(self.plan.offered[unit]).any()):
-                    offers[unit] = circle_values.column((unit, has[unit]))
+                    offers[unit] = self.halved(circle_values.column((unit, has[unit])), (unit, has[unit]))
             for unit in [unit for unit in circle_values.units if unit in self.plan.copies]:
-                copies[unit] = circle_values.copies((unit, has[unit]), of(self.plan.copies[unit]))
+                key = (unit, has[unit])
+                copies[unit] = self.halved(circle_values.copies(key, of(self.plan.copies[unit])), key)
             receives = None if plan.for_all else of(plan.receives)
             if receives is not None and not bool(receives.any()):
                 continue
             whole = plan.whole and (receives is None or bool(receives.all())) and circle_values.all_known()
             value, pull = circle_values.sent(of, whole)
             pulls.append(pull)
+            value = self.halved(value, *circle_values.keys)
             blocks.append(UnitValues(circle_values.units, circle_values.sizes, None, value))
         send = {}
         for unit in has:
@@ -157,7 +162,7 @@ class Server:
 
     def traffic(self, participants: Sequence[int]) -> Traffic:
         """What the coming round moves, from the plan alone."""
-        return traffic(self.plan, self.sizes, torch.tensor(participants))
+        return traffic(self.plan, self.sizes, torch.tensor(participants), self.bytes)
 
     def declare(self, members: Mapping[int, ClientInfo]) -> None:
         """Clients that changed declare themselves anew: other labels, other sample counts, another architecture."""
@@ -191,7 +196,8 @@ class Server:
             check_plan(self.privacy, plan, self.roster)
 
     def _declared(self) -> None:
-        self.sizes = self.roster.sizes()
+        self.sizes, self.bytes = self.roster.sizes(), lengths_of(self.roster, self.compress)
+        self.halved = Halved(self.roster, self.compress, self.device)
         counts = {(u, member.units[u]): n for member in self.roster.members for u, n in member.statistics.items()}
         trusted = trusted_among(self.rule, self.roster)
         self.merging = Merging(self.rule, self.method, counts, trusted, state=self.state, guard=self.guard)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedquilt._util.randomness import key_of
 from fedquilt._util.turns import one_at_a_time
 from fedquilt.client import Client
+from fedquilt.core.compressed import compressed
 from fedquilt.core.evaluation import Scored, evaluate, sent_models
 from fedquilt.core.everyone import everyone_of
 from fedquilt.core.family_state import FamilyState, blocks_of, covers, do, install_into, write
@@ -184,11 +185,15 @@ class Simulation:
             else:
                 chosen = each(seen(), step.function)
                 send = {unit: who & chosen[unit].cpu() if unit in chosen else who for unit, who in send.items()}
+        up = Update(down.round, down.ids, blocks_of(family_state.family, rows, send), reports)
+        privacy, compress = self.terms.privacy, self.terms.compress
+        if privacy is not None:
+            up = protect(up, down, privacy, self._keys(family_state, places, down.round))
+        if compress.codes:  # after noise, which then covers what waits too
+            up = compressed(up, down, family_state.family.layout, compress, rows)
         if not in_place:
             family_state.store.put(places, rows)
-        up = Update(down.round, down.ids, blocks_of(family_state.family, rows, send), reports)
-        privacy = self.terms.privacy
-        return up if privacy is None else protect(up, down, privacy, self._keys(family_state, places, down.round))
+        return up
 
     def _keys(self, family_state: FamilyState, places: Sequence[int], round_: int) -> list[int]:
         """What the noise of clients is drawn by in a round."""

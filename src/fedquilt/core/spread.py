@@ -76,7 +76,8 @@ def described(up: Update, prefix: str, tensors: dict[str, Tensor]) -> dict[str, 
             tensors[f"{prefix}{at}/places"] = block.places
         blocks.append([list(block.units), list(block.sizes)])
     tensors |= {f"{prefix}report/{name}": value for name, value in up.reports.items()}
-    return {"ids": list(up.ids), "blocks": blocks, "reports": list(up.reports)}
+    tensors |= {f"{prefix}coded/{unit}": who for unit, who in up.coded.items() if who is not None}
+    return {"ids": list(up.ids), "blocks": blocks, "reports": list(up.reports), "coded": list(up.coded)}
 
 
 def read(entry: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor], round_: int) -> Update:
@@ -88,7 +89,8 @@ def read(entry: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor], r
         nothing = torch.empty(len(ids) if places is None else len(places), sum(sizes), device="meta")
         blocks.append(UnitValues(tuple(units), tuple(sizes), places, nothing))
     reports = {name: tensors[f"{prefix}report/{name}"] for name in entry["reports"]}
-    return Update(round_, ids, tuple(blocks), reports)
+    coded = {unit: tensors.get(f"{prefix}coded/{unit}") for unit in entry["coded"]}
+    return Update(round_, ids, tuple(blocks), reports, coded=coded)
 
 
 def joined(
@@ -118,7 +120,15 @@ def joined(
         mine = [rows for up in own if (rows := _rows(up, list(sizes))) is not None]
         rows = torch.cat([torch.empty(0, sum(sizes.values()), device=device), *mine])
         blocks.append(Spread(tuple(sizes), tuple(sizes.values()), places, numbers[senders], rows, ranks))
-    return Update(said[0].round, tuple(numbers.tolist()), tuple(blocks), reports)
+    coded = {unit: torch.cat([_coders(up, unit) for up in said])[order] for up in said for unit in up.coded}
+    return Update(said[0].round, tuple(numbers.tolist()), tuple(blocks), reports, coded=coded)
+
+
+def _coders(up: Update, unit: str) -> Tensor:
+    """(k,) who of an update's clients sends codes of a unit, where they send it."""
+    nobody = torch.zeros(len(up.ids), dtype=torch.bool)
+    who = up.coded.get(unit, nobody)
+    return ~nobody if who is None else who.cpu()
 
 
 def _rows(up: Update, units: Sequence[str]) -> Tensor | None:

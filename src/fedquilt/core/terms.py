@@ -13,6 +13,7 @@ from fedquilt.families.common import Common, Declared, form_for
 from fedquilt.interface.method import Method
 from fedquilt.privacy import Privacy
 from fedquilt.secure import SecureSums
+from fedquilt.sharing import Compression
 from fedquilt.tasks import Classification, Task
 
 
@@ -29,6 +30,7 @@ class Terms:
     privacy: Privacy | None = None  # with its noise found
     task: Task = field(default_factory=Classification)
     secure: SecureSums | None = None
+    compress: Compression = field(default_factory=Compression)
     everyone: bool = False  # whether models are also looked at on everyone's test samples, after the last round
 
     def public(self, client: Declared) -> list[Split]:

@@ -59,7 +59,8 @@ class AtWork:
         blocks = [block for each in self.up.blocks if (block := _of(each, places)) is not None]
         reports = {name: value[places.to(value.device)] for name, value in self.up.reports.items()}
         base = {unit: value[places.to(value.device)] for unit, value in self.base.items()}
-        return replace(self, up=Update(self.up.round, ids, tuple(blocks), reports), base=base,
+        coded = {unit: None if who is None else who[places.to(who.device)] for unit, who in self.up.coded.items()}
+        return replace(self, up=Update(self.up.round, ids, tuple(blocks), reports, coded=coded), base=base,
                        arrives=self.arrives[places])  # fmt: skip
 
     def rebased(self, server: Server, exponent: float) -> Update:
@@ -144,7 +145,7 @@ class Clock:
         groups = [
             {
                 "round": g.round, "ids": list(g.up.ids), "base": dict(g.base), "arrives": g.arrives, "told": g.told,
-                "reports": dict(g.up.reports),
+                "reports": dict(g.up.reports), "coded": dict(g.up.coded),
                 "blocks": [[list(b.units), list(b.sizes), b.places, b.value] for b in g.up.blocks],
             }
             for g in self.at_work
@@ -156,7 +157,7 @@ class Clock:
         self.now, self.late, self.at_work = kept["now"], kept["late"], []
         for g in kept["at_work"]:
             blocks = tuple(UnitValues(tuple(units), tuple(sizes), at, value) for units, sizes, at, value in g["blocks"])
-            up = Update(g["round"], tuple(g["ids"]), blocks, g["reports"])
+            up = Update(g["round"], tuple(g["ids"]), blocks, g["reports"], coded=g.get("coded", {}))
             self.at_work.append(AtWork(g["round"], up, g["base"], g["arrives"], g["told"]))
 
 
@@ -211,7 +212,8 @@ def _started(down: Instructions, up: Update, arrives: Tensor) -> AtWork:
             start += size
     blocks = tuple(UnitValues(b.units, b.sizes, b.places, b.value.clone()) for b in up.blocks)
     reports = {name: value.clone() for name, value in up.reports.items()}
-    return AtWork(up.round, replace(up, blocks=blocks, reports=reports), base, arrives, bytes_each(down.told))
+    kept = replace(up, blocks=blocks, reports=reports, codes={})
+    return AtWork(up.round, kept, base, arrives, bytes_each(down.told))
 
 
 def _of(block: UnitValues, places: Tensor) -> UnitValues | None:

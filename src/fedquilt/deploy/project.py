@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedquilt._util.files import write_text
 from fedquilt._util.toml import to_toml
@@ -47,19 +47,16 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Transfer:
-    """How values travel, and what is too much. An update is refused whose difference to what the client was sent has
+    """What is too much. An update is refused whose difference to what the client was sent has
     `largest_change` times the norm of that (or of ones), or is `most_times_others` times what is usual in the round. A
     client may declare `most_samples` samples, and counts for at most `most_times_median` times the median."""
 
-    dtype: Literal["float32", "float16"] = "float32"
     largest_change: float = 1000.0
     most_times_others: float = 30.0
     most_samples: int = 1_000_000
     most_times_median: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("float32", "float16"):
-            raise ValueError(f"[transfer]: dtype '{self.dtype}' is not known; take float32 or float16")
         if not self.largest_change > 1:
             raise ValueError("[transfer]: largest_change must be above 1")
         if not self.most_times_others > 1 or not self.most_times_median >= 1 or self.most_samples < 1:
@@ -135,6 +132,11 @@ class Project:
             )
         with path.open("rb") as file:
             content = tomllib.load(file)
+        if content.get("transfer", {}).pop("dtype", "float32") != "float32":
+            raise ValueError(
+                f"{path}, table [transfer]: dtype is not said here any more; remove it, and start runs with "
+                "--set compress.up=float16 compress.down=float16"
+            )
         known = {"server": Address, "rounds": Rounds, "transfer": Transfer, "scenario": FederationSpec}
         known |= {"secure": SecureSums}
         tables: dict[str, Any] = {}

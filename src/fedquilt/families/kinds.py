@@ -92,7 +92,8 @@ class Kinds:
     [(0, 2), (1,)]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wait: bool = False) -> None:
+        self.wait = wait  # whether rows have room for what waits
         self.seen: dict[tuple[str, Hashable, bytes], list[Kind]] = {}
 
     def of(
@@ -115,7 +116,7 @@ class Kinds:
         habits = habits_of(module, data.x, data.y) if data.x.numel() else Habits(frozenset(constant))
         habits = replace(habits, constant=frozenset(name for name in habits.constant if not written(name)))
         units = tuple(cut(module))
-        layout, samples = Layout(module, units, habits.constant), few(data.x, data.y)
+        layout, samples = Layout(module, units, habits.constant, wait=self.wait), few(data.x, data.y)
         alike.append(Kind(module, description, units, layout, habits, Split(*samples)))
         return alike[-1].take(module)
 
@@ -129,7 +130,8 @@ def families(builds: Mapping[int, Build]) -> tuple[Family, ...]:
     for group in groups.values():
         kind = next(iter(group.values())).kind
         own = kind.differing(list(group.values()))
-        layout = Layout(kind.template, kind.units, kind.habits.constant, own) if own else kind.layout
+        layout, wait = kind.layout, bool(kind.layout.waiting)
+        layout = Layout(kind.template, kind.units, kind.habits.constant, own, wait) if own else layout
         made.append(Family(tuple(group), kind.template, layout, kind.habits))
     return tuple(made)
 

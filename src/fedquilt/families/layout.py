@@ -35,7 +35,8 @@ class Layout:
     not finite at first (a running maximum, say) and `constant` ones, which nothing writes, are each client's own: no
     unit has them, so they never travel. Of the constant ones only `own`, which differ among clients, lie in a row; the
     others are part of the module. What a client trains with are the first `trained` numbers of the row; after them
-    comes a method's state, which no engine sees.
+    comes a method's state, which no engine sees, and at the end, where changes `wait`, a number for each parameter:
+    what earlier messages left out of its change.
 
     >>> from fedquilt.families.units import cut
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
@@ -45,8 +46,9 @@ class Layout:
     """
 
     def __init__(
-        self, module: nn.Module, units: Sequence[Unit], constant: Collection[str] = (), own: Collection[str] = ()
-    ) -> None:
+        self, module: nn.Module, units: Sequence[Unit], constant: Collection[str] = (), own: Collection[str] = (),
+        wait: bool = False,
+    ) -> None:  # fmt: skip
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         self.units = tuple(units)
         self.places: dict[str, Span] = {}
@@ -71,6 +73,8 @@ class Layout:
         self._place_units([(unit.name, unit.buffers) for unit in units if unit.state], tensors, ranges)
         self.state = {unit.name: self.places[unit.buffers[0]].shape for unit in units if unit.state}
         self.travels = sum(stop - start for some in ranges.values() for start, stop in some)
+        self.waiting = self.parameters if wait else 0  # how many numbers at the end wait
+        self.width += self.waiting
         self.ranges: dict[str, tuple[tuple[int, int], ...]] = {name: tuple(r) for name, r in ranges.items()}
         self._joined: dict[tuple[str, ...], list[tuple[int, int]]] = {}
         self.signatures: dict[str, Signature] = {
@@ -103,6 +107,11 @@ class Layout:
         first, last = self.parameters, self.trained
         inside = {unit: [r for r in ranges if first <= r[0] < last] for unit, ranges in self.ranges.items()}
         return {unit: sum(stop - start for start, stop in ranges) for unit, ranges in inside.items() if ranges}
+
+    @cached_property
+    def learned(self) -> dict[str, tuple[int, int]]:
+        """From where to where the parameters of each unit that has some lie: they are the first of its numbers."""
+        return {unit: some[0] for unit, some in self.ranges.items() if some and some[0][0] < self.parameters}
 
     def size(self, *units: str) -> int:
         """How many numbers some units have together, parameters and buffers."""
@@ -177,6 +186,7 @@ class Layout:
         """A module's parameters and buffers as one row."""
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         flat = [tensors[name].detach().float().reshape(-1) for name in self.places]
+        flat += [flat[0].new_zeros(self.waiting)] if self.waiting else []
         return torch.cat(flat) if flat else torch.empty(0)  # nothing, where all is frozen
 
     def fill(self, module: nn.Module, row: Tensor) -> nn.Module:

@@ -19,6 +19,7 @@ from fedquilt._util.shared_memory import place_on
 from fedquilt.families.common import Common
 from fedquilt.families.layout import Signature
 from fedquilt.interface.masked import Masked
+from fedquilt.sharing.compression import Code
 from fedquilt.sharing.weighted_sums import finite_rows
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class ClientInfo:
     statistics: Mapping[str, int] = field(default_factory=dict)  # how many of a unit's numbers, the last ones, no step
     # of training moves: running statistics and other buffers of the model
     constant: tuple[str, ...] = ()  # buffers of its model that nothing writes: no unit has them, they stay home
+    parameters: Mapping[str, int] = field(default_factory=dict)  # of a unit, its first numbers
 
     @property
     def architecture(self) -> str:
@@ -183,6 +185,8 @@ class Update:
     blocks: tuple[UnitValues, ...]
     reports: Mapping[str, Tensor] = field(default_factory=dict)  # (k, ...)
     masked: Masked | None = None  # under secure sums, in the place of blocks
+    coded: Mapping[str, Tensor | None] = field(default_factory=dict)  # (k,) by unit who sends codes, None: all who send
+    codes: Mapping[str, Code] = field(default_factory=dict)  # by unit, of parameters; blocks hold what they say
 
     def part(self, units: Sequence[str]) -> tuple[Tensor, Tensor] | None:
         """Clients' numbers and their values of some units, where these lie together in one block."""

@@ -97,7 +97,7 @@ def measured(groups: Sequence[Group], reading: Reading | None = None) -> Measure
             losses[group.name] = {run.seed: known_mean(s.loss.T).tolist() for run, s in mine if s.loss is not None}
     told = [
         (group.name, sorted({str(run.summary.get(key, "")) for run in group.runs} - {""}))
-        for key in ("trouble", "privacy")
+        for key in ("trouble", "compression", "privacy")
         for group in groups
     ]
     said = tuple(f"{name}: {sentences[0].rstrip('.')}" for name, sentences in told if sentences)

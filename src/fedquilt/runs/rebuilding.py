@@ -22,6 +22,7 @@ from fedquilt.runs.settings import method_from, training_from
 from fedquilt.scenario import Scenario
 from fedquilt.scenarios.own import from_data, from_file, split_address
 from fedquilt.secure import SecureSums
+from fedquilt.sharing import Compression
 
 
 def make_method(method: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
@@ -95,6 +96,7 @@ def rebuild(known: Mapping[str, Any], scenario: Scenario, trust: bool = False) -
             attack=attack_from(known.get("attack")),
             privacy=Privacy.of(known.get("dp")),
             secure=SecureSums.of(known.get("secure")),
+            compress=Compression.of(known.get("compress")),
             everyone=known.get("everyone", False),
         )
     except (KeyError, TypeError, AttributeError) as error:

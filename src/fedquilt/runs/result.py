@@ -232,6 +232,7 @@ class Run:
             "engine": "+".join(sorted(set(federation.backend.engines))),
             "device": federation.backend.where,
             "refused_updates": int(server.refused.sum()),
+            **({"compression": said} if (said := federation.terms.compress.told) else {}),
             **promised(federation),
             **({} if wrong is None else {"trouble": wrong}),
             **({"alarms": told} if (told := self.alarms(bar)) else {}),

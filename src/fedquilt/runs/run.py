@@ -32,7 +32,7 @@ from fedquilt.runs.rule_texts import rule_to
 from fedquilt.runs.unseen import let_join
 from fedquilt.scenario import Scenario
 from fedquilt.secure import SecureSums
-from fedquilt.sharing import Rule, mean, pick
+from fedquilt.sharing import Compression, Rule, mean, pick
 
 OPTIONS = ("engine", "clients_at_once", "merge", "evaluate_every", "checkpoint_every", "alone", "unseen")
 
@@ -54,6 +54,7 @@ def run(
     attack: str | Attack | None = None,
     privacy: Privacy | None = None,
     secure: bool | SecureSums = False,
+    compress: str | Compression | None = None,
     evaluate_every: int = 1,
     everyone: bool = False,
     unseen: int = 0,
@@ -67,7 +68,8 @@ def run(
     `method` is a name, an address such as `path/to/file.py:Class`, or a method made ready. `training` overrides the
     scenario's settings, `settings` are the method's own; `merge` is a name or a rule, `attack` a name or an attack, by
     which some clients lie; `privacy` is a promise such as `fedquilt.Privacy(epsilon=8)`. With `secure=True`, or
-    settings of `SecureSums`, the server gets circles' sums and nobody's copy. With `alone=True` the same clients are
+    settings of `SecureSums`, the server gets circles' sums and nobody's copy; `compress` (float16, int8, topk, or a
+    `fedquilt.Compression`) has clients send codes of their changes. With `alone=True` the same clients are
     also trained by themselves, as long and with the same settings, for the gain over alone; a finished run of `local`
     may be given instead. With `everyone=True` every client's model is, at the end, also tried on all clients' test
     samples (rows of the split "everyone"); `unseen` clients are held out and join when it is over. `threads` is how
@@ -112,6 +114,7 @@ def run(
             attack=attacks.pick(attack) if isinstance(attack, str) else attack,
             privacy=privacy,
             secure=SecureSums.of(secure),
+            compress=Compression.of(compress),
             everyone=everyone,
         )
         result = Run(federation)

@@ -41,10 +41,11 @@ _KINDS: dict[str, tuple[type, int]] = {
     "clients_at_once": (int, 1), "alone": (bool, 0), "everyone": (bool, 0), "unseen": (int, 0),
     "device": (str, 0), "engine": (str, 0), "readouts": (list, 0),
     "scenario": (dict, 0), "method": (dict, 0), "training": (dict, 0), "merge": (dict, 0), "attack": (dict, 0),
+    "compress": (dict, 0),
 }  # fmt: skip
 # what the results of a run follow from
 _DECIDES = ("scenario", "method", "seed", "training", "merge", "readouts", "evaluate_every", "fingerprint")
-_DECIDES_WHERE_ASKED_FOR = ("attack", "dp", "secure", "task", "everyone")
+_DECIDES_WHERE_ASKED_FOR = ("attack", "dp", "secure", "compress", "task", "everyone")
 
 
 def describe(
@@ -66,6 +67,7 @@ def describe(
         "training": asdict(federation.training),
         "readouts": [readout.name for readout in federation.readouts],
         **({} if federation.terms.secure is None else {"secure": federation.terms.secure.text}),
+        **({"compress": text} if (text := federation.terms.compress.text) else {}),
         **({"everyone": True} if federation.terms.everyone else {}),
         "device": str(federation.device),
         **({} if federation.terms.privacy is None else {"dp": plain(federation.terms.privacy.text)}),

@@ -1,6 +1,7 @@
 """Sharing: plans, the circles they are made of, merging, and what moves. Knows tensors, no models."""
 
 from fedquilt.sharing.clustering import cluster_updates, cosine_distance, keep_ids
+from fedquilt.sharing.compression import Compression
 from fedquilt.sharing.distances import CentredClipping, FLTrust, GeometricMedian, NormBound
 from fedquilt.sharing.grouping import (
     adjusted_rand,
@@ -30,6 +31,7 @@ __all__ = [
     "Bucketing",
     "CentredClipping",
     "Composed",
+    "Compression",
     "FLTrust",
     "GeometricMedian",
     "Krum",

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from fedquilt.sharing.plan import Plan
 
-BYTES = 4  # a value travels as float32
+BYTES = 4  # a value travels as float32, unless it is compressed
+HALF = 2  # bytes of one in half precision
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Bytes that each unit has on each client, (K,) by unit, where values are compressed: up as a code, and down."""
+
+    up: Mapping[str, Tensor]
+    down: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,16 +37,22 @@ class Traffic:
     down: Tensor  # (K, U)
     reported: int | Tensor = 0  # (K,) bytes of what each client reports beside units
     told: int | Tensor = 0  # (K,) bytes of what the server tells it beside units
+    compressed: tuple[Tensor, Tensor] | None = None  # (K, U) bytes up and down; None: `BYTES` a value
+
+    @property
+    def _bytes(self) -> tuple[Tensor, Tensor]:
+        """(K, U) bytes up and down."""
+        return (self.up * BYTES, self.down * BYTES) if self.compressed is None else self.compressed
 
     @property
     def bytes_up(self) -> Tensor:
         """(K,) bytes each client sends."""
-        return self.up.sum(1) * BYTES + self.reported
+        return self._bytes[0].sum(1) + self.reported
 
     @property
     def bytes_down(self) -> Tensor:
         """(K,) bytes each client receives."""
-        return self.down.sum(1) * BYTES + self.told
+        return self._bytes[1].sum(1) + self.told
 
     @property
     def total_up(self) -> int:
@@ -51,7 +66,7 @@ class Traffic:
 
     def by_unit(self) -> dict[str, tuple[int, int]]:
         """Bytes up and down of each unit, over all clients."""
-        up, down = (self.up.sum(0) * BYTES).tolist(), (self.down.sum(0) * BYTES).tolist()
+        up, down = (each.sum(0).tolist() for each in self._bytes)
         return {unit: (up[i], down[i]) for i, unit in enumerate(self.units)}
 
     def __add__(self, other: Traffic) -> Traffic:
@@ -59,17 +74,22 @@ class Traffic:
         if self.units != other.units or self.up.shape != other.up.shape:
             raise ValueError("traffic adds up only over the same clients and units; count each federation by itself")
         beside = self.reported + other.reported, self.told + other.told
-        return Traffic(self.units, self.up + other.up, self.down + other.down, *beside)
+        both = None
+        if self.compressed is not None or other.compressed is not None:
+            both = self._bytes[0] + other._bytes[0], self._bytes[1] + other._bytes[1]
+        return Traffic(self.units, self.up + other.up, self.down + other.down, *beside, both)
 
 
 def traffic(
-    plan: Plan, sizes: Mapping[str, int | Tensor], participants: Tensor | Sequence[int] | None = None
-) -> Traffic:
+    plan: Plan, sizes: Mapping[str, int | Tensor], participants: Tensor | Sequence[int] | None = None,
+    lengths: Lengths | None = None,
+) -> Traffic:  # fmt: skip
     """What a round under `plan` moves. `sizes`: values in each unit, one number or one per client (0: lacks the unit).
 
     `participants` are the numbers of the clients that take part, or a mask over all; None is everybody. A unit whose
     circle has one member does not move. A client that is offered a unit receives a value of each circle,
-    and one that is offered copies each of them.
+    and one that is offered copies each of them. With `lengths` a client sends codes of the units that the plan lets it
+    start from as it receives them.
     """
     missing = [unit for unit in plan.units if unit not in sizes]
     if missing:
@@ -79,14 +99,21 @@ def traffic(
         chosen = torch.as_tensor(participants).cpu()
         part = torch.zeros(plan.clients, dtype=torch.bool)
         part[chosen if chosen.dtype == torch.bool else chosen.long()] = True
-    up, down = [], []
+    up, down, coded = [], [], []
     for unit in plan.units:
         size = torch.as_tensor(sizes[unit], dtype=torch.int64).cpu().expand(plan.clients)
-        up.append((plan.sends(unit) & part) * size)
+        sends = plan.sends(unit) & part
+        up.append(sends * size)
         values = plan.receives(unit).long()
         if unit in plan.offered:
             values = torch.where(plan.offered[unit], plan[unit].count, values)
         if unit in plan.copies:
             values = values + (plan.copies[unit] >= 0).sum(1)
         down.append(values * part * size)
-    return Traffic(tuple(plan.units), torch.stack(up, 1), torch.stack(down, 1))
+        if lengths is not None:
+            chosen = unit in plan.offered or unit in plan.copies
+            takes = torch.zeros_like(part) if chosen else plan.receives(unit) & (plan[unit].taken == 1)
+            bytes_up = torch.where(takes, lengths.up[unit], BYTES * size)
+            coded.append((sends * bytes_up, values * part * lengths.down[unit]))
+    both = tuple(torch.stack(each, 1) for each in zip(*coded, strict=True)) if coded else None
+    return Traffic(tuple(plan.units), torch.stack(up, 1), torch.stack(down, 1), compressed=both)

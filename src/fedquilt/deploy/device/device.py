@@ -30,10 +30,11 @@ from fedquilt.deploy.held import read_common
 from fedquilt.deploy.names import plain_name
 from fedquilt.deploy.noise_key import first_question, noise_key, note_masked, was_masked
 from fedquilt.deploy.project import Node
-from fedquilt.deploy.transport.codec import LOOK, Arrays, Text, read_down, read_terms, write_member, write_up
+from fedquilt.deploy.transport.agreed import read_terms, write_member
+from fedquilt.deploy.transport.codec import LOOK, Arrays, Text, read_down, write_up
 from fedquilt.deploy.transport.secure_codec import Told
 from fedquilt.deploy.transport.wire import REASONS, Refused, pack, unpack
-from fedquilt.interface.messages import Instructions, Update
+from fedquilt.interface.messages import Instructions
 from fedquilt.privacy import Privacy
 from fedquilt.readouts import named
 from fedquilt.secure import SecureSums
@@ -116,7 +117,7 @@ class Device:
                 self._write_model(simulation, down, text["run"])
             else:
                 go_to(simulation, down.round)
-                answer, written = self._send(simulation.run(down), down, text, noise)
+                answer, written = self._send(simulation, down, text, noise)
                 said |= written | {"training_loss": finite(float(training_losses(simulation, down.ids)))}
             state.stage(text["token"], keep(simulation, memory), {"round": str(simulation.round)})
         return answer, said
@@ -147,17 +148,18 @@ class Device:
 
     def _send(
         self,
-        up: Update,
+        simulation: Simulation,
         down: Instructions,
         text: Mapping[str, Any],
         noise: tuple[Privacy, Callable[[], None]] | None,
     ) -> tuple[Arrays, Text]:
-        """What leaves the device: copies of the units that were asked for, or under secure sums public keys."""
-        self.session = None
+        """What leaves the device after training: the units that were asked for, or under secure sums public keys."""
+        self.session, up = None, simulation.run(down)
         if "secure" not in text:
             if (self.node.secure or noise is not None) and up.blocks:
                 raise Refused("open-copy")
-            return write_up(up, text["dtype"])
+            learned = simulation.members()[down.ids[0]].parameters
+            return write_up(up, down, learned, simulation.terms.compress)
         if up.reports:
             raise Refused("unsafe-sum", "reports")
         told = [Told.read(circle) for circle in text["secure"]["circles"]]

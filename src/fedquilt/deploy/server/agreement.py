@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from fedquilt._util.toml import values_of
+from fedquilt.core.compressed import check as check_compression
 from fedquilt.core.privacy_rules import check_method, uses
 from fedquilt.core.secure_round import check
 from fedquilt.core.terms import Terms
@@ -19,6 +20,7 @@ from fedquilt.methods.find import source_of
 from fedquilt.privacy import Privacy, found
 from fedquilt.runs.rebuilding import make_method
 from fedquilt.runs.rule_texts import rule_from
+from fedquilt.sharing import Compression
 from fedquilt.tasks import task_from
 
 
@@ -42,13 +44,13 @@ def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
     privacy, secure = Privacy.of(spec.get("dp")), project.secure
     rule = rule_from(spec.get("merge") or {"name": "mean"})
     check(secure, method, rule, privacy, ranked=False)
+    compress = Compression.of(spec.get("compress"))
+    check_compression(compress, method, privacy, secure)
     if privacy is not None:
-        if project.transfer.dtype != "float32":
-            raise ValueError("dp: [transfer] dtype=float16 rounds updates after they were clipped; set it to float32")
         check_method(privacy, method, method.local(), rule, training, ())
         privacy = found(privacy, uses(privacy, training, method.local()), training.rounds)
     seed = spec.get("seed", 0)
-    return Terms(method, training, project.spec.classes, seed, common, public_test, privacy, task, secure)
+    return Terms(method, training, project.spec.classes, seed, common, public_test, privacy, task, secure, compress)
 
 
 def architecture(project: Project, name: str) -> Callable[[int], Callable[[], nn.Module] | None]:

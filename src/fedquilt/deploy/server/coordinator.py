@@ -125,7 +125,7 @@ def make_federation(
         evaluate_every=spec.get("evaluate_every", 1),
         clients=RemoteClients(spec["run"], clients, terms, post, project.rounds, project.transfer, log),
         privacy=terms.privacy, secret=secret,
-        secure=project.secure,
+        secure=project.secure, compress=terms.compress,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from fedquilt.deploy.project import Project
 from fedquilt.deploy.server.agreement import architecture, make_terms
 from fedquilt.deploy.server.answers import FROM_DEVICES, Exchange
 from fedquilt.deploy.server.stubs import stub_client
-from fedquilt.deploy.transport.codec import read_member, write_terms
+from fedquilt.deploy.transport.agreed import read_member, write_terms
 from fedquilt.deploy.transport.transport import Answer, Patience, Transport
 from fedquilt.deploy.transport.wire import Refused, pack, unpack
 from fedquilt.interface.messages import ClientInfo

@@ -30,7 +30,8 @@ from fedquilt.deploy.server.bounds import outliers
 from fedquilt.deploy.server.scores import Losses, Said, evaluations, loss_of
 from fedquilt.deploy.server.secure_exchange import Letters, Read, SecureExchange, question
 from fedquilt.deploy.server.silence import NoQuorum, Silence
-from fedquilt.deploy.transport.codec import LOOK, Form, agree, read_up, stack, write_down, write_terms
+from fedquilt.deploy.transport.agreed import write_terms
+from fedquilt.deploy.transport.codec import LOOK, Form, agree, read_up, senders, stack, write_down
 from fedquilt.deploy.transport.transport import Patience, Transport
 from fedquilt.deploy.transport.wire import Refused, pack
 from fedquilt.interface.messages import Instructions, Update
@@ -116,7 +117,7 @@ class RemoteClients:
         losses = {self.names[number]: loss_of(self._said[number].get("training_loss")) for number in answers}
         self._trained = (self._trained[1], {name: loss for name, loss in losses.items() if math.isfinite(loss)})
         family = {number: place for number, (place, _) in self.stubs.home.items()}
-        ups = stack(server.round + 1, answers, family)
+        ups = stack(server.round + 1, answers, family, senders(downs, server.roster, server.compress))
         if settings is not None:
             shown = [masked(up.ids, opened, settings, () if at else sums) for at, up in enumerate(ups)]
             ups = [replace(up, masked=hidden) for up, hidden in zip(ups, shown, strict=True)]
@@ -128,8 +129,7 @@ class RemoteClients:
             asked = self._ask(range(len(self.names)), 0, server.round + 1)
             downs = {number: server.instructions([number]) for number in asked}
             self._letters(server, downs, readouts, 1, last=True)
-        terms, trained = self.stubs.terms, self._trained[last]
-        of_round = server.round - (not last)
+        terms, trained, of_round = self.stubs.terms, self._trained[last], server.round - (not last)
         return evaluations(of_round, readouts, self.names, terms.classes, self._said, trained, terms.task)
 
     def introduction(self, server: Server, down: Instructions) -> list[Update]:
@@ -196,7 +196,8 @@ class RemoteClients:
         """Sends letters, checks what comes back, and leaves out what must be; answers and letters' tokens."""
         tokens = {number: secrets.token_hex(16) for number in downs}
         told = {n: None if secure is None else secure.told(n) for n in downs}
-        letters = {self.names[n]: self._letter(down, tokens[n], readouts, last, told[n]) for n, down in downs.items()}
+        write = partial(self._letter, server, readouts, last)
+        letters = {self.names[n]: write(down, tokens[n], told[n]) for n, down in downs.items()}
         record = Exchange(server.round + 1, "end" if last else what, attempt, list(letters))
         answers: Answers = {}
         self._said = {}
@@ -209,8 +210,9 @@ class RemoteClients:
                 secure.take_keys(number, arrays)
                 answers[number] = {}, {}
             elif not last:
-                own = {unit: int(size[number]) for unit, size in sizes.items()}
-                answers[number] = read_up(arrays, downs[number], own, self.transfer.largest_change, self.chooses)
+                own, member = {unit: int(size[number]) for unit, size in sizes.items()}, server.roster.members[number]
+                asked = downs[number], own, member.parameters, server.compress
+                answers[number] = read_up(arrays, *asked, self.transfer.largest_change, self.chooses)
             self._said[number] = text
             return bool(wanted) and len(answers) == wanted < len(letters)
 
@@ -265,14 +267,14 @@ class RemoteClients:
         self._note(record, server)
 
     def _letter(
-        self, down: Instructions, token: str, readouts: Sequence[Readout], last: bool,
-        circles: list[dict[str, Any]] | None = None,
+        self, server: Server, readouts: Sequence[Readout], last: bool, down: Instructions, token: str,
+        circles: list[dict[str, Any]] | None,
     ) -> bytes:  # fmt: skip
-        name = self.names[down.ids[0]]
-        arrays, text = write_down(down, self.transfer.dtype)
+        name, halves = self.names[down.ids[0]], server.halved.units(down.ids[0])
+        arrays, text = write_down(down, halves)
         look = self._before.get(down.ids[0])
         if look is not None and readouts and not last:
-            more, text["look"] = write_down(look, self.transfer.dtype)
+            more, text["look"] = write_down(look, halves)
             arrays |= {LOOK + name: array for name, array in more.items()}
         text |= {
             "kind": "round",
@@ -281,7 +283,6 @@ class RemoteClients:
             "token": token,
             "accepted": self.accepted[name],
             "refused": self.told[name],
-            "dtype": self.transfer.dtype,
             "readouts": [readout.name for readout in readouts],
             "evaluate": bool(readouts),
             "last": last,

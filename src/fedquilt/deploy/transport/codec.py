@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,17 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedquilt._util.toml import values_of
-from fedquilt.core.terms import Terms
-from fedquilt.deploy.device.client_folder import Allowed
-from fedquilt.deploy.transport.wire import Refused, check_values, grow, shrink
-from fedquilt.engines.settings import Training
-from fedquilt.interface.messages import ClientInfo, Instructions, UnitValues, Update
-from fedquilt.methods import Method
-from fedquilt.methods.find import address_of, in_library, source_of
-from fedquilt.privacy import Privacy
-from fedquilt.runs.settings import method_to
-from fedquilt.tasks import task_from
+from fedquilt.deploy.transport.packed import pack_code, unpack_code
+from fedquilt.deploy.transport.wire import Refused, check_values
+from fedquilt.interface.messages import Instructions, Roster, UnitValues, Update
+from fedquilt.interface.passed import start_of
+from fedquilt.sharing import Compression
 
 Arrays = dict[str, NDArray[Any]]
 Text = dict[str, Any]
@@ -32,15 +24,22 @@ Form = tuple[tuple[str, tuple[int, ...], str], ...]  # of reports: each one's na
 LOOK = "look/"  # before the names of arrays of a second message in a letter
 _LARGEST_REPORT = 1e18  # so that squares and sums of them are numbers still
 _VALUE, _TOLD, _REPORT, _OFFER, _COPY = "value/", "told/", "report/", "offer/", "copy/"
+_REST = "rest/"  # before the names of numbers that are not compressed, where others of the same array are
+_CODE = ("scale", "where", "rest")  # what goes with the values of a unit that is compressed
 
 
-def write_down(down: Instructions, dtype: str) -> tuple[Arrays, Text]:
-    """A message to one client; its values in the transfer's format. What is among its offers does not travel twice."""
+def write_down(down: Instructions, halves: Mapping[str, int]) -> tuple[Arrays, Text]:
+    """A message to one client; of each unit the first so many of `halves` in half precision, which they are rounded to.
+
+    What is among its offers does not travel twice.
+    """
     offered = [_among_offers(block, down.offers) for block in down.blocks]
     sent = [(i, block) for i, (block, at) in enumerate(zip(down.blocks, offered, strict=True)) if at is None]
-    values = {f"{_VALUE}{i}": block.value[0].numpy(force=True) for i, block in sent}
-    values |= {_OFFER + unit: value.numpy(force=True) for unit, value in down.offers.items()}
-    values |= {_COPY + unit: value[0].numpy(force=True) for unit, value in down.copies.items()}
+    values: Arrays = {}
+    for i, block in sent:
+        values |= _halved(f"{_VALUE}{i}", block.value[0], _first(block.units, block.sizes, halves))
+    for name, unit, value in _beside(down):
+        values |= _halved(name, value, _first((unit,), (value.shape[-1],), halves))
     told = {_TOLD + name: value[0].numpy(force=True) for name, value in down.told.items()}
     text: Text = {
         "round": down.round,
@@ -51,8 +50,38 @@ def write_down(down: Instructions, dtype: str) -> tuple[Arrays, Text]:
         "send": [unit for unit, sends in down.send.items() if bool(sends[0])],
         "everyone": down.everyone,
         "offered": offered,
+        **({"halves": dict(halves)} if halves else {}),
     }
-    return {**shrink(values, dtype), **told}, text
+    return {**values, **told}, text
+
+
+def _beside(down: Instructions) -> list[tuple[str, str, Tensor]]:
+    """What a client may choose from, or mix: the names of arrays, their units and values (..., size)."""
+    offers = [(_OFFER + unit, unit, value) for unit, value in down.offers.items()]
+    return offers + [(_COPY + unit, unit, value[0]) for unit, value in down.copies.items()]
+
+
+def _first(units: Sequence[str], sizes: Sequence[int], halves: Mapping[str, int]) -> NDArray[np.bool_]:
+    """(size,) which of the numbers of some units are the first of their unit, as many as `halves` says."""
+    parts = [np.arange(size) < halves.get(unit, 0) for unit, size in zip(units, sizes, strict=True)]
+    return np.concatenate(parts)
+
+
+def _halved(name: str, value: Tensor, half: NDArray[np.bool_]) -> Arrays:
+    """Values (..., size) as an array; where some are in half precision, as one of these and one of the rest."""
+    array = value.numpy(force=True)
+    if not half.any():
+        return {name: array}
+    return {name: array[..., half].astype(np.float16), _REST + name: array[..., ~half]}
+
+
+def _put_together(arrays: Mapping[str, NDArray[Any]], name: str, half: NDArray[np.bool_]) -> NDArray[Any]:
+    """What `_halved` was given."""
+    if not half.any():
+        return arrays[name]
+    found = np.empty((*arrays[name].shape[:-1], len(half)), np.float32)
+    found[..., half], found[..., ~half] = arrays[name], arrays[_REST + name]
+    return found
 
 
 def _among_offers(block: UnitValues, offers: Mapping[str, Tensor]) -> int | None:
@@ -65,15 +94,27 @@ def _among_offers(block: UnitValues, offers: Mapping[str, Tensor]) -> int | None
 
 def read_down(arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> Instructions:
     """The message that `write_down` wrote."""
-    whole = grow(arrays)
+    halves = text.get("halves", {})
 
-    def value(i: int, units: Sequence[str]) -> Tensor:
+    def beside(prefix: str) -> Arrays:
+        found = {}
+        for name, array in arrays.items():
+            if name.startswith(prefix):
+                unit, rest = name.removeprefix(prefix), arrays.get(_REST + name)
+                size = array.shape[-1] + (0 if rest is None else rest.shape[-1])
+                found[unit] = _put_together(arrays, name, _first((unit,), (size,), halves))
+        return found
+
+    offers, copies = beside(_OFFER), beside(_COPY)
+
+    def value(i: int, units: Sequence[str], sizes: Sequence[int]) -> Tensor:
         circle = text["offered"][i]
-        row = np.concatenate([whole[_OFFER + unit][circle] for unit in units]) if circle is not None else None
-        return _row(whole[f"{_VALUE}{i}"] if row is None else row)
+        if circle is not None:
+            return _row(np.concatenate([offers[unit][circle] for unit in units]))
+        return _row(_put_together(arrays, f"{_VALUE}{i}", _first(units, sizes, halves)))
 
     blocks = tuple(
-        UnitValues(tuple(units), tuple(sizes), None, value(i, units))
+        UnitValues(tuple(units), tuple(sizes), None, value(i, units, sizes))
         for i, (units, sizes) in enumerate(zip(text["units"], text["sizes"], strict=True))
     )
     return Instructions(
@@ -84,33 +125,56 @@ def read_down(arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]) -> In
         send={unit: torch.tensor([True]) for unit in text["send"]},
         everyone=text["everyone"],
         told={name.removeprefix(_TOLD): _row(a) for name, a in arrays.items() if name.startswith(_TOLD)},
-        offers={name.removeprefix(_OFFER): torch.from_numpy(a) for name, a in whole.items() if name.startswith(_OFFER)},
-        copies={name.removeprefix(_COPY): _row(a) for name, a in whole.items() if name.startswith(_COPY)},
+        offers={unit: torch.from_numpy(array) for unit, array in offers.items()},
+        copies={unit: _row(array) for unit, array in copies.items()},
     )
 
 
-def write_up(up: Update, dtype: str) -> tuple[Arrays, Text]:
-    """A message from one client: one array for each unit, so that the server checks each by its name."""
+def write_up(up: Update, down: Instructions, learned: Mapping[str, int], how: Compression) -> tuple[Arrays, Text]:
+    """A message from one client: each unit by its name, so that the server checks each. Those that are compressed are
+    a code of as many numbers as are `learned` in them, and the rest."""
     values: Arrays = {}
     for block in up.blocks:
         row = block.value[0].numpy(force=True)
         for unit, part in zip(block.units, np.split(row, np.cumsum(block.sizes)[:-1]), strict=True):
             values[unit] = part
+    named: Arrays = {}
+    for unit, value in values.items():
+        n = learned.get(unit, 0)
+        if not sends_code(down, unit, n, how):
+            named[_VALUE + unit] = value
+            continue
+        code = pack_code(up.codes[unit], how, n)
+        named |= {f"{part}/{unit}": array for part, array in code.items()}
+        named |= {_REST + unit: value[n:]} if len(value) > n else {}
     reports = {_REPORT + name: value[0].numpy(force=True) for name, value in up.reports.items()}
-    named = {_VALUE + unit: value for unit, value in shrink(values, dtype).items()}
     return {**named, **reports}, {"round": up.round}
+
+
+def sends_code(down: Instructions, unit: str, learned: int, how: Compression) -> bool:
+    """Whether a client sends a code of a unit: where it started from the unit as it was sent to it."""
+    found = start_of(down, unit) if how.codes and learned else None
+    return found is not None and (found[1] is None or bool(found[1][0]))
+
+
+def senders(downs: Mapping[int, Instructions], roster: Roster, how: Compression) -> Callable[[int, str], bool]:
+    """Says of a client and a unit whether it sends a code of it."""
+    return lambda i, unit: sends_code(downs[i], unit, roster.members[i].parameters.get(unit, 0), how)
 
 
 def read_up(
     arrays: Mapping[str, NDArray[Any]],
     down: Instructions,
     sizes: Mapping[str, int],
+    learned: Mapping[str, int],
+    how: Compression,
     largest_change: float,
     chooses: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Values by unit and reports by name of one client's answer; `Refused` where a merge must not see them.
 
-    A client that `chooses` what it sends may leave out units that it was asked for.
+    A client that `chooses` what it sends may leave out units that it was asked for. What came as codes is read as what
+    they say.
     """
     values = {name.removeprefix(_VALUE): a for name, a in arrays.items() if name.startswith(_VALUE)}
     asked = {unit: sizes[unit] for unit, sends in down.send.items() if bool(sends[0])}
@@ -119,6 +183,13 @@ def read_up(
     for block in down.blocks:
         for unit, part in zip(block.units, torch.split(block.value[0], list(block.sizes)), strict=True):
             sent[unit] = part.numpy(force=True)
+    coded = {unit for unit in expected if unit in values and sends_code(down, unit, learned.get(unit, 0), how)}
+    for name in arrays:
+        part, _, unit = name.partition("/")
+        if part in _CODE and unit not in coded:
+            raise Refused("unknown-unit", unit[:60])
+    for unit in coded:
+        values[unit] = _read_code(arrays, unit, sizes[unit], learned[unit], how, sent[unit])
     check_values(values, expected, sent, largest_change)
     reports = {name.removeprefix(_REPORT): a for name, a in arrays.items() if name.startswith(_REPORT)}
     for name, report in reports.items():
@@ -127,14 +198,31 @@ def read_up(
         with np.errstate(invalid="ignore"):  # a NaN may be such that computing with it warns
             if report.dtype.kind == "f" and not bool((np.abs(report.astype(np.float64)) < _LARGEST_REPORT).all()):
                 raise Refused("not-finite", name[:60])
-    whole = grow(values)
-    return {u: torch.from_numpy(whole[u].copy()) for u in expected}, {n: torch.tensor(r) for n, r in reports.items()}
+    return {u: torch.from_numpy(values[u].copy()) for u in expected}, {n: torch.tensor(r) for n, r in reports.items()}
+
+
+def _read_code(
+    arrays: Mapping[str, NDArray[Any]], unit: str, size: int, n: int, how: Compression, sent: NDArray[Any]
+) -> NDArray[Any]:  # fmt: skip
+    """(size,) a unit as a client's code says that it has become, from what it was sent."""
+    parts = {part: arrays[f"{part}/{unit}"] for part in ("value", "scale", "where") if f"{part}/{unit}" in arrays}
+    said = how.decode(unpack_code(parts, how, n, unit), n)[0]
+    rest = arrays.get(_REST + unit, np.zeros(0, np.float32))
+    if rest.dtype != np.float32:
+        raise Refused("wrong-dtype", unit)
+    if rest.shape != (size - n,) or (_REST + unit in arrays) != (size > n):
+        raise Refused("wrong-shape", unit)
+    return np.concatenate([(torch.from_numpy(sent[:n].copy()) + said).numpy(), rest])
 
 
 def stack(
-    round_: int, answers: Mapping[int, tuple[dict[str, Tensor], dict[str, Tensor]]], family: Mapping[int, int]
-) -> list[Update]:
-    """Single clients' answers as the messages a simulation would have: one for each family and set of sent units."""
+    round_: int, answers: Mapping[int, tuple[dict[str, Tensor], dict[str, Tensor]]], family: Mapping[int, int],
+    coded: Callable[[int, str], bool] = lambda number, unit: False,
+) -> list[Update]:  # fmt: skip
+    """Single clients' answers as the messages a simulation would have: one for each family and set of sent units.
+
+    `coded` says whether a client sent a code of a unit.
+    """
     groups: dict[tuple[int, tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for number in sorted(answers):
         values, reports = answers[number]
@@ -147,7 +235,8 @@ def stack(
             value = torch.stack([torch.cat(list(answers[i][0].values())) for i in ids])
             blocks = (UnitValues(units, sizes, None, value),)
         reports = {name: torch.stack([answers[i][1][name] for i in ids]) for name in names}
-        ups.append(Update(round_, tuple(ids), blocks, reports))
+        who = {unit: torch.tensor([coded(i, unit) for i in ids]) for unit in units}
+        ups.append(Update(round_, tuple(ids), blocks, reports, coded={u: w for u, w in who.items() if bool(w.any())}))
     return ups
 
 
@@ -167,82 +256,6 @@ def agree(
     numbers = {form: sum(math.prod(shape) for _, shape, _ in form) for form in all_forms}
     usual = max(all_forms, key=lambda form: (many[form], form == before, -numbers[form]))
     return {i for i, form in forms.items() if form != usual}, usual
-
-
-def write_terms(terms: Terms) -> Text:
-    """What everyone agrees on, as text; the samples that the server holds are files on every device.
-
-    A method that is not the library's is named by its address (a file without its folder, which is nobody's business)
-    and a checksum of its source.
-    """
-    kind, method = type(terms.method), method_to(terms.method)
-    if in_library(terms.method.name) is not kind:
-        source, _, name = address_of(kind).rpartition(":")
-        where = Path(source).name if source.endswith(".py") else source
-        told = {"name": method["name"], "settings": method["settings"]}
-        method = told | {"class": f"{where}:{name}", "source": source_of(kind)}
-    return {
-        "method": method,
-        "training": asdict(terms.training),
-        "classes": terms.classes,
-        "seed": terms.seed,
-        **({} if terms.privacy is None else {"dp": terms.privacy.text}),
-        **terms.task.stated,
-    }
-
-
-def read_terms(text: Mapping[str, Any], common: Any, public_test: Any, allowed: Allowed) -> Terms:
-    """The terms that `write_terms` wrote, with the public samples that the device holds."""
-    training = Training(**values_of(text["training"]))
-    method = read_method(text["method"], allowed)
-    task, privacy = task_from(text.get("task", {})), Privacy.of(text.get("dp"))
-    return Terms(method, training, text["classes"], text["seed"], common, public_test, privacy, task)
-
-
-def read_method(text: Mapping[str, Any], allowed: Allowed) -> Method:
-    """The method that a letter names: of the device's own library, or one that its owner allowed.
-
-    Code that a server names is not looked for. An allowed method must be the very code that the server has.
-    """
-    shown = ascii(str(text.get("class", text["name"])))[:100]
-    if "class" in text:
-        found = allowed.get(str(text["class"]).rpartition(":")[2], ())
-        kinds = [kind for kind, source in found if source == text.get("source")]
-        if found and not kinds:
-            raise Refused("other-code", shown)
-    else:
-        known = in_library(str(text["name"]))
-        kinds = [] if known is None else [known]
-    if not kinds:
-        raise Refused("unknown-method", shown)
-    return kinds[0](**values_of(text["settings"]))
-
-
-def write_member(member: ClientInfo) -> Text:
-    """What a client declares, as text."""
-    return {
-        "name": member.name,
-        "samples": member.samples,
-        "traits": dict(member.traits),
-        "labels": list(member.labels),
-        "public": list(member.public),
-        "constant": list(member.constant),
-        "units": {unit: [list(shape) for shape in signature] for unit, signature in member.units.items()},
-        "statistics": dict(member.statistics),
-        "kinds": {unit: list(kinds) for unit, kinds in member.kinds.items()},
-    }
-
-
-def read_member(text: Mapping[str, Any]) -> ClientInfo:
-    """The declaration that `write_member` wrote."""
-    units = {str(u): tuple(tuple(int(n) for n in shape) for shape in s) for u, s in text["units"].items()}
-    traits = {str(k): str(v) for k, v in text["traits"].items()}
-    labels = tuple(int(n) for n in text["labels"])
-    public, constant = tuple(int(n) for n in text["public"]), tuple(str(name) for name in text["constant"])
-    kinds = {str(unit): tuple(str(kind) for kind in found) for unit, found in text["kinds"].items()}
-    statistics = {str(unit): int(n) for unit, n in text["statistics"].items()}
-    name, samples = str(text["name"]), int(text["samples"])
-    return ClientInfo(name, samples, traits, labels, units, public, kinds, statistics, constant)
 
 
 def _row(array: NDArray[Any]) -> Tensor:

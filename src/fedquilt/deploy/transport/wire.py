@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 Arrays = Mapping[str, NDArray[Any]]
-VERSION = 1
+VERSION = 2
 
 # Why an update was left out, or why a client could not make one. A code travels; a sentence is shown.
 REASONS = {
@@ -31,6 +31,7 @@ REASONS = {
     "wrong-shape": "an array had another shape than the model",
     "wrong-dtype": "an array had another number format than agreed",
     "not-finite": "it held NaN or infinite values",
+    "bad-code": "it named numbers of a unit that are not there, one of them twice, or a scale below 0",
     "out-of-range": "it held a number beyond the range of secure sums",
     "unsafe-sum": "what the server asked for would not have kept the client's copy secret",
     "bad-keys": "its public keys were another client's, or such that nobody can agree on a secret with it",
@@ -90,27 +91,6 @@ def unpack(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     return arrays, told
 
 
-def shrink(arrays: Arrays, dtype: str) -> dict[str, NDArray[Any]]:
-    """Float32 arrays in the transfer's format; one that float16 cannot hold (above 65504) travels as it is.
-
-    >>> shrink({"a": np.float32([1, 2]), "b": np.float32([1e6])}, "float16")["a"].dtype.name
-    'float16'
-    """
-    if dtype == "float32":
-        return dict(arrays)
-    out = {}
-    for name, array in arrays.items():
-        with np.errstate(over="ignore"):
-            small = array.astype(dtype)
-        out[name] = small if array.dtype == np.float32 and bool(np.isfinite(small).all()) else array
-    return out
-
-
-def grow(arrays: Arrays) -> dict[str, NDArray[Any]]:
-    """Arrays as they are computed with: float16 becomes float32 again."""
-    return {name: array.astype(np.float32) if array.dtype == np.float16 else array for name, array in arrays.items()}
-
-
 def check_values(values: Arrays, expected: Mapping[str, int], sent: Arrays, largest_change: float) -> None:
     """Refuses decoded unit values that a merge must not see.
 
@@ -128,7 +108,7 @@ def check_values(values: Arrays, expected: Mapping[str, int], sent: Arrays, larg
         if unit not in values:
             raise Refused("missing-unit", unit)
         value = values[unit]
-        if value.dtype not in (np.float32, np.float16):
+        if value.dtype != np.float32:
             raise Refused("wrong-dtype", unit)
         if value.shape != (size,):
             raise Refused("wrong-shape", unit)
