@@ -197,7 +197,7 @@ def test_every_method_runs_or_says_why_not(name: str, how: Compression, monkeypa
 
     monkeypatch.setattr(LocalTraining, "train", watched)
     made: Any = METHODS[name]
-    needs = {"fedprox": {"mu": 0.1}, "fedmn": {"blocks": (2, 2)}}.get(name, {})
+    needs: Any = {"fedprox": {"mu": 0.1}, "fedmn": {"blocks": (2, 2)}}.get(name, {})
     if name in ("ifca", "fedfomo", "fedala", "pfedhn"):
         with pytest.raises(ValueError, match=f"clients of '{name}' do not start from what they receive as it is"):
             federation(small_scenario(), made(**needs), compress=how)
@@ -230,7 +230,8 @@ def test_every_method_runs_or_says_why_not(name: str, how: Compression, monkeypa
         report, other = federated.step(), plain.step()
         assert report.refused == 0
         assert report.traffic.total_up <= other.traffic.total_up
-    federated.close(), plain.close()
+    federated.close()
+    plain.close()
 
 
 def test_refused_before_work() -> None:
@@ -270,7 +271,7 @@ def test_robust_merges_see_what_codes_say_and_liars_say_theirs_in_codes() -> Non
         seen.extend(copy.deepcopy(found))
         return found
 
-    federated.backend.exchange = tapped  # type: ignore[method-assign]
+    federated.backend.exchange = tapped  # type: ignore[method-assign, assignment]
     federated.step(evaluate=False)
     (pair,) = seen
     (block,), (start,) = pair[1].blocks, pair[0].blocks
@@ -344,3 +345,16 @@ def test_without_compression_rows_have_no_room_for_it() -> None:
     assert layout.waiting == 0
     assert layout.width == 51
     assert federation(points()).server.bytes is None
+
+
+def test_asked_for_in_a_file_and_on_top_of_it(tmp_path: Path) -> None:
+    from fedquilt.cli.config import read_config
+    from fedquilt.cli.request import Choices
+
+    path = tmp_path / "a.toml"
+    path.write_text('scenario = "digits"\nmethod = "fedavg"\n[compress]\nup = "topk"\nkept = 0.2\n')
+    assert read_config(path, False).request(Choices()).compress == Compression("topk", kept=0.2)
+    on_top = read_config(path, False).request(Choices(settings=["compress.up=int8"]))
+    assert on_top.compress == Compression("int8")
+    path.write_text('scenario = "digits"\nmethod = "fedavg"\ncompress = "int8"\n')
+    assert read_config(path, False).request(Choices()).compress == Compression("int8")

@@ -13,6 +13,9 @@ from core_help import Builder, Picky, Task, mlp, points, rows_of, same, same_row
 from torch import Tensor, nn
 
 import fedquilt as fq
+from fedquilt.core.compressed import compressed
+from fedquilt.core.family_state import blocks_of
+from fedquilt.interface.messages import Update
 from fedquilt.methods import FedAvg, FedPer, FedProx, Method
 from fedquilt.models.recurrent import LSTM
 from fedquilt.results import final
@@ -192,3 +195,21 @@ def test_clients_at_once_and_bad_updates() -> None:
     mixed = fq.Scenario("m", [bad, *scenario.clients[1:]], training=scenario.training, label_names=scenario.label_names)
     federated = trained(mixed)
     assert all(bool(torch.isfinite(p).all()) for p in federated.model("client-1").parameters())
+
+
+@pytest.mark.parametrize("compress", [fq.Compression("int8", "float16"), fq.Compression("topk", kept=0.1)])
+def test_codes_are_made_without_waiting(compress: fq.Compression) -> None:
+    """And say what a CPU's say, but where a change is half-way between two."""
+    scenario = points(conv_net, sizes=(6, 6, 6), shape=(1, 5, 5), training={"rounds": 2, "share": 0.7})
+    ours, theirs = (trained(scenario, device=device, compress=compress) for device in ("cuda", "cpu"))
+    same(rows(ours), rows(theirs), atol=2e-3)
+    family_state = ours.simulation.family_states[0]
+    layout, down = family_state.family.layout, ours.server.instructions((0, 1, 2))
+    everything = {unit.name: torch.ones(3, dtype=torch.bool) for unit in layout.units}
+    up = Update(3, (0, 1, 2), blocks_of(family_state.family, family_state.store.all(), everything))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        compressed(up, down, layout, compress, family_state.store.store)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -109,7 +109,7 @@ def test_a_device_that_is_killed_after_it_answered_sends_the_same_again(tmp_path
     scenario = digits_with_public()
     whole, _ = federate(tmp_path / "whole", scenario, "fedavg", 4, compress=TOPK)
     cut, post = federate(tmp_path / "cut", scenario, "fedavg", 4, compress=TOPK)
-    lost = []
+    lost: list[bytes] = []
 
     def accident(name: str, round_: int, letter: bytes, device: Device) -> Answer | None:
         post.devices[name] = post.device(name)  # whatever a device must remember is in its files

@@ -111,6 +111,8 @@ def test_settings_are_refused_in_sentences() -> None:
     with pytest.raises(ValueError, match="is of topk"):
         Compression("int8", kept=0.1)
     assert Compression.of(Compression("topk", "float16", 0.2).text) == Compression("topk", "float16", 0.2)
+    assert Compression("topk").text == {"up": "topk", "kept": 0.05}
+    assert Compression().text == {}
 
 
 def test_traffic_of_codes() -> None:

@@ -109,7 +109,7 @@ class Config:
             SecureSums(**{**(self.secure or {}), **placed["secure"]})
             if choices.secure or self.secure is not None or placed["secure"]
             else None,
-            Compression(**{**self.compress, **placed["compress"]}),
+            Compression(**_compressed(self.compress, placed["compress"])),
         )
 
 
@@ -117,6 +117,11 @@ def _promised(told: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any
     """The privacy of a file, with what was said on top; another promise has another noise, which is to be found."""
     kept = {key: value for key, value in told.items() if key != "noise" or not said or "epsilon" not in told}
     return {**kept, **said}
+
+
+def _compressed(told: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """The compression of a file, with what was said on top; how much is kept goes with topk alone."""
+    return {**{key: value for key, value in told.items() if key != "kept" or said.get("up", "topk") == "topk"}, **said}
 
 
 def read_config(path: Path, trust: bool) -> Config:

@@ -113,9 +113,8 @@ class Federation:
             raise ValueError(f"evaluate_every={evaluate_every} never looks; give at least 1, or as many as rounds")
         if everyone and clients is not None:
             raise ValueError("clients on devices show their test samples to nobody; try 'everyone' in a simulation")
-        if clients is None:
-            scenario = with_server_client(scenario, rule)
-        self.scenario, self.method, self.seed = scenario, method, seed
+        scenario = with_server_client(scenario, rule) if clients is None else scenario
+        self.scenario, self.method, self.seed, self.evaluate_every = scenario, method, seed, evaluate_every
         self.training = training or scenario.training
         self.device = pick_device(device)
         if (together := ranks()) is not None and self.device.type == "cuda":  # a GPU each
@@ -123,14 +122,15 @@ class Federation:
         if together is not None:
             together.on(self.device)
         self.readouts = with_own(method, tuple(readouts) or (READOUTS["received"](), READOUTS["adapted"]()))
-        self.evaluate_every = evaluate_every
-        for judge in (method, *self.readouts):
-            judge.check_task(scenario.task)
+        method.check_task(scenario.task)
+        for readout in self.readouts:
+            readout.check_task(scenario.task)
         check(secure, method, rule, privacy, ranks() is not None, attack is not None)
         check_compression(compress := compress or Compression(), method, privacy, secure)
         privacy, held = self._accounted(privacy, rule), (scenario.common, scenario.public_test)
-        agreed = method, self.training, scenario.classes, seed, *held, privacy, scenario.task, secure, compress
-        self.terms = Terms(*agreed, everyone)
+        self.terms = Terms(
+            method, self.training, scenario.classes, seed, *held, privacy, scenario.task, secure, compress, everyone
+        )
         self.secret = seed if secret is None else secret  # what participants and noise of privacy are drawn by
         self.attack = None if attack is None else with_python_settings(attack)
         trusted = trusted_names(rule)

@@ -57,8 +57,9 @@ class Compression:
         for key, known in (("up", UPS), ("down", DOWNS)):
             if getattr(self, key) not in known:
                 raise ValueError(did_you_mean(str(getattr(self, key)), known, f"kind of compress.{key}"))
-        if isinstance(self.kept, bool) or not isinstance(self.kept, Real) or not 0 < self.kept <= 1:
-            raise ValueError(f"compress.kept={self.kept!r} must be a share above 0 and at most 1")
+        told: object = self.kept
+        if isinstance(told, bool) or not isinstance(told, Real) or not 0 < float(told) <= 1:
+            raise ValueError(f"compress.kept={told!r} must be a share above 0 and at most 1")
         if self.kept != type(self).kept and self.up != "topk":
             raise ValueError(f"compress.kept={self.kept:g} is of topk; set compress.up=topk, or leave it out")
 
@@ -78,9 +79,9 @@ class Compression:
 
     @property
     def text(self) -> dict[str, Any]:
-        """What is not as usual, as plain values; `of` turns it back."""
-        usual = asdict(Compression())
-        return {key: value for key, value in asdict(self).items() if value != usual[key]}
+        """What is not as usual, and of topk how much is kept, as plain values; `of` turns it back."""
+        usual, said = asdict(Compression()), ("kept",) if self.up == "topk" else ()
+        return {key: value for key, value in asdict(self).items() if value != usual[key] or key in said}
 
     @property
     def codes(self) -> bool:

@@ -111,9 +111,9 @@ def traffic(
             values = values + (plan.copies[unit] >= 0).sum(1)
         down.append(values * part * size)
         if lengths is not None:
-            chosen = unit in plan.offered or unit in plan.copies
-            takes = torch.zeros_like(part) if chosen else plan.receives(unit) & (plan[unit].taken == 1)
+            chooses = unit in plan.offered or unit in plan.copies
+            takes = torch.zeros_like(part) if chooses else plan.receives(unit) & (plan[unit].taken == 1)
             bytes_up = torch.where(takes, lengths.up[unit], BYTES * size)
             coded.append((sends * bytes_up, values * part * lengths.down[unit]))
-    both = tuple(torch.stack(each, 1) for each in zip(*coded, strict=True)) if coded else None
+    both = (torch.stack([u for u, _ in coded], 1), torch.stack([d for _, d in coded], 1)) if coded else None
     return Traffic(tuple(plan.units), torch.stack(up, 1), torch.stack(down, 1), compressed=both)

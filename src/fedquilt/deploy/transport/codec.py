@@ -185,8 +185,8 @@ def read_up(
             sent[unit] = part.numpy(force=True)
     coded = {unit for unit in expected if unit in values and sends_code(down, unit, learned.get(unit, 0), how)}
     for name in arrays:
-        part, _, unit = name.partition("/")
-        if part in _CODE and unit not in coded:
+        kind, _, unit = name.partition("/")
+        if kind in _CODE and unit not in coded:
             raise Refused("unknown-unit", unit[:60])
     for unit in coded:
         values[unit] = _read_code(arrays, unit, sizes[unit], learned[unit], how, sent[unit])
@@ -235,8 +235,10 @@ def stack(
             value = torch.stack([torch.cat(list(answers[i][0].values())) for i in ids])
             blocks = (UnitValues(units, sizes, None, value),)
         reports = {name: torch.stack([answers[i][1][name] for i in ids]) for name in names}
-        who = {unit: torch.tensor([coded(i, unit) for i in ids]) for unit in units}
-        ups.append(Update(round_, tuple(ids), blocks, reports, coded={u: w for u, w in who.items() if bool(w.any())}))
+        by = {unit: torch.tensor([coded(i, unit) for i in ids]) for unit in units}
+        ups.append(
+            Update(round_, tuple(ids), blocks, reports, coded={u: who for u, who in by.items() if bool(who.any())})
+        )
     return ups
 
 
