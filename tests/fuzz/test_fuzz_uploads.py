@@ -122,9 +122,9 @@ def test_a_damaged_upload_is_refused_or_as_asked_for(data: st.DataObject, how: C
     ],
 )
 def test_a_report_that_is_no_number_is_refused_without_a_warning(report: NDArray[Any], code: str) -> None:
-    sent, _ = unpack(SENT)
+    sent, _ = unpack(SENT[Compression()])
     with pytest.raises(Refused) as refused:
-        read_up({**sent, "report/loss": report}, DOWN, SIZES, 1000.0, False)
+        read_up({**sent, "report/loss": report}, DOWN, SIZES, LEARNED, Compression(), 1000.0, False)
     assert refused.value.code == code
 
 
