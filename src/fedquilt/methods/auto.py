@@ -59,7 +59,7 @@ class Auto(Method):
     """Circles for each unit, found from evidence.
 
     `lam` says how much of a disagreement counts: a client that trains on by itself makes up for the rest. A circle is
-    split for a gain of `sure` standard errors: 3.3 of them are one chance in 2000, and a run tests about a hundred
+    split for a gain of `sure` standard errors: three of them are one chance in 700, and a run tests some dozens of
     splits. A look sends `sketch` numbers a unit and half. A model is cut into at
     most `units` units, layer by layer from the top, the rest in one. With `traits`, what clients declare is one more
     hypothesis, tested like the others.
@@ -68,7 +68,7 @@ class Auto(Method):
     name: ClassVar[str] = "auto"
     depends_on_rounds: ClassVar[bool] = True
     lam: float = 0.3
-    sure: float = 3.3
+    sure: float = 3.0
     sketch: int = 256
     units: int = 6
     traits: bool = False
@@ -77,7 +77,7 @@ class Auto(Method):
         if not self.lam > 0:
             raise ValueError(f"auto with lam={self.lam} sees no disagreement: use the method 'fedavg'")
         if not self.sure > 0 or math.isinf(self.sure):
-            raise ValueError(f"auto with sure={self.sure}: give a number of standard errors above 0, such as 3.3")
+            raise ValueError(f"auto with sure={self.sure}: give a number of standard errors above 0, such as 3")
         if self.sketch < 16 or self.units < 1:
             raise ValueError(f"auto: sketch={self.sketch} must be 16 or more, and units={self.units} 1 or more")
 
