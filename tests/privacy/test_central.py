@@ -17,6 +17,8 @@ import fedquilt as fq
 from fedquilt._util.randomness import each_of
 from fedquilt.core.federation import Federation
 from fedquilt.methods import FedAvg
+from fedquilt.report.page import data_json
+from fedquilt.report.page_content import page_data
 
 SAMPLES = [(0.4, 0), (2.0, 0), (10.0, 1)]
 
@@ -161,6 +163,9 @@ def test_what_was_spent_is_kept_and_told(tmp_path: Path) -> None:
     assert "Private with epsilon 9 at delta 1e-05, for each client as a whole" in summary["privacy"]
     assert summary["privacy"] in str(result)
     assert all(row["training_loss"] is None for row in result.rows)
+    page = data_json(page_data([tmp_path / "run"]))
+    assert summary["privacy"] in page
+    assert json.dumps(summary["epsilon"])[:8] in page
 
 
 def test_signal_to_noise_follows_from_the_plan() -> None:
