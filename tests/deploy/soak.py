@@ -4,6 +4,7 @@
 
 Runs follow one another while faults come. Each must have every round once, and every client's scores after every round
 must be those of a simulation in which the same clients took part in each round: nothing was lost, doubled or spoilt.
+(In a run that somebody joined after its first round, until then.)
 When the time is over, every client must be online; a last run, in which nothing happens, must be the simulation's,
 round by round; and once everything was ended, no process may be left. A line for each fault and run, and a summary; the
 exit status says whether it held.
@@ -16,6 +17,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -123,12 +125,14 @@ class Soak:
         took = {line["round"]: set(line["up"]) for line in lines(folder / "traffic.jsonl")}
         if [line["round"] for line in lines(folder / "traffic.jsonl")] != list(range(1, summary["rounds"] + 1)):
             raise Wrong(f"the run {self.run} does not have every round once")
-        mine = {row_key(row): row["accuracy"] for row in lines(folder / "metrics.jsonl")}
+        late = joined_late(folder)
+        mine = {row_key(row): row["accuracy"] for row in lines(folder / "metrics.jsonl") if before_all(late, row)}
         theirs = replay(summary["method"], summary["seed"], took)
         off = [key for key, accuracy in mine.items() if abs(accuracy - theirs[key]) > 1e-6]
         share = sum(map(len, took.values())) / (CLIENTS * len(took))
         self.runs.append({"run": self.run, "accuracy": summary["accuracy_mean"], "took part": share, "rows": len(mine)})
         told = f"accuracy {summary['accuracy_mean']:.3f}, {share:.0%} took part, {len(mine)} scores"
+        told += f" until {' and '.join(late)} joined" if late else ""
         self.say(f"run {self.run}: {told}, {len(off)} unlike the simulation")
         if off:
             raise Wrong(f"the run {self.run} is not its simulation: {off[:3]}")
@@ -404,6 +408,19 @@ class Soak:
             "database MB": round(sum(file.stat().st_size for file in server.glob("superlink.db*")) / 1e6, 1),
             "wrong": wrong,
         }  # fmt: skip
+
+
+def joined_late(folder: Path) -> dict[str, int]:
+    """Who joined a run after its first round, and after which."""
+    log = folder / "leader.log"
+    found = re.findall(r"client '(.+)' joined after round (\d+)", log.read_text()) if log.is_file() else []
+    return {name: int(round_) for name, round_ in found if int(round_) > 0}
+
+
+def before_all(late: dict[str, int], row: dict[str, Any]) -> bool:
+    """Whether a score is from before anybody joined late: in a simulation nobody does, and all have circles at once."""
+    first = min(late.values(), default=ROUNDS)
+    return bool(row["round"] < first or (row["round"] == first and row["client"] not in late))
 
 
 def replay(method: str, seed: int, took: dict[int, set[str]]) -> dict[tuple[int, str, str, str], float]:

@@ -17,8 +17,10 @@ from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.node_pb2 import Node as FlowerNode
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedquilt.deploy.transport import transport
 from fedquilt.deploy.transport.flower_mail import Mail
 from fedquilt.deploy.transport.flower_records import to_record
 from fedquilt.deploy.transport.transport import Answer, Patience
@@ -126,3 +128,29 @@ def test_an_exchange_closes_at_quorum_and_grace() -> None:
     for _ in Mail(link, {"letter-good": (12, "good"), "letter-gone": (13, "gone")}, patience).collect():  # type: ignore[arg-type]
         patience.good()
     assert 0.4 < time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize("hiccups", [2, 99])
+def test_letters_that_a_busy_server_does_not_take_are_sent_again(monkeypatch: pytest.MonkeyPatch, hiccups: int) -> None:
+    """What a soak found: one refused piece of a letter ended the run."""
+    now, tries = 0.0, 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def push() -> list[str]:
+        nonlocal tries
+        tries += 1
+        if tries <= hiccups:
+            raise ObjectPushError("piece", 1, "session")
+        return ["letter"]
+
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    if hiccups == 2:
+        assert transport._until_sent(push, Patience(25)) == ["letter"]
+        assert now == 2
+    else:
+        with pytest.raises(ObjectPushError):
+            transport._until_sent(push, Patience(25))
+        assert now == 24

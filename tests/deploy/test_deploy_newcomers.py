@@ -14,6 +14,7 @@ pytest.importorskip("flwr")
 
 from deploy_help import LocalPost, PowerCut, digits_with_public, lines, row_key
 
+import fedquilt as fq
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.project import Address, Project, Rounds
 from fedquilt.deploy.server.coordinator import lead
@@ -95,6 +96,22 @@ def test_it_counts_from_the_next_round_on_and_those_before_are_as_if_it_were_not
     np.testing.assert_allclose(arrays["value/0"], row, atol=1e-5)
     assert read_run(folder).clients == tuple(everyone)
     assert (project.client_folder(LATE) / "models" / "r.safetensors").is_file()
+
+
+def test_whoever_was_alone_in_a_circle_keeps_what_it_trained(tmp_path: Path) -> None:
+    """What a soak found: of a circle of one the server has no value, and gave its client the first one again when
+    somebody joined it. Here client-1 is alone in its cohort until client-3 comes."""
+    project = project_of(tmp_path / "fed")
+    lead(project, spec_of(project, "modfl", split=1), Later(project, 2))
+    folder = project.runs / "r"
+    circles = [units["circle"] for units in lines(folder / "plans.jsonl")[-1]["units"].values()]
+    assert [0, 1, 0, 1] in circles
+    alone = run(three_of(digits_with_public()), fq.methods.ModFL(split=1), ROUNDS, device="cpu", engine="sequential")
+    theirs = {row_key(row): row["accuracy"] for row in alone.rows if row["round"] <= 2}
+    mine = {row_key(row): row["accuracy"] for row in lines(folder / "metrics.jsonl") if row["round"] <= 2}
+    others = {key: score for key, score in mine.items() if key[1] != LATE}
+    assert others.keys() == theirs.keys()
+    assert all(abs(score - theirs[key]) < 1e-6 for key, score in others.items())
 
 
 def letter_of(post: LocalPost, name: str, round_: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,7 +17,7 @@ from fedquilt.core.privacy_rules import check_plan
 from fedquilt.core.secure_round import at_home, take_sums
 from fedquilt.core.selection import Selection
 from fedquilt.core.trial_merge import merged_by_now
-from fedquilt.core.values import CircleValues, Key, Merging, owned, size_of
+from fedquilt.core.values import CircleValues, Key, Merging, held, owned, size_of
 from fedquilt.families.common import Common
 from fedquilt.interface.messages import ClientInfo, Instructions, Roster, UnitValues, Update, Updates
 from fedquilt.interface.method import Method, State
@@ -267,10 +267,12 @@ class Server:
     def _rearrange(self, plan: Plan, roster: Roster) -> None:
         """Shelves for a new plan, filled with what the old ones held for the roster of then.
 
-        A circle that goes on keeps its value; one that nobody has been heard in has none.
+        A circle that goes on keeps its value; one that nobody has been heard in has none, nor has, where clients join
+        or change, one of a single client, who has trained and sent nothing.
         """
         old = {key: circle_values for circle_values in self.all_values for key in circle_values.keys}
         all_values: list[CircleValues] = []
+        joined = self.round > 0 and roster is not self.roster  # between two rounds: nobody is heard before it counts
         for circle_values in self._arrange(plan):
             singles: list[CircleValues] = []
             for key in circle_values.keys:
@@ -278,7 +280,8 @@ class Server:
                 if before is not None:
                     rows = inherit(circle_values.plan, before.plan).to(self.device)
                     row = rows.clamp(min=0)
-                    single.known = (rows >= 0) & (before.known & owned(before.plan, key, roster).to(self.device))[row]
+                    heard = owned(before.plan, key, roster) & (held(before.plan) | (not joined))
+                    single.known = (rows >= 0) & (before.known & heard.to(self.device))[row]
                     single.value = torch.where(single.known[:, None], before.column(key)[row], 0.0)
                     for name, tensor in before.memory.items():
                         kept = tensor[:, before.columns(key)][row]

@@ -205,6 +205,17 @@ def owned(plan: AnyUnit, key: Key, roster: Roster) -> Tensor:
     return torch.zeros(plan.count, dtype=torch.bool).index_fill_(0, plan.row[inside], True)
 
 
+def held(plan: AnyUnit) -> Tensor:
+    """(circles,) of which circles the server gets a value in a round: whoever is alone in one keeps it.
+
+    >>> held(UnitPlan([0, 0, 3])).tolist()
+    [True, False]
+    """
+    if isinstance(plan, UnitPlan) and plan.pool is None:
+        return plan.members > 1
+    return torch.ones(plan.count, dtype=torch.bool)
+
+
 class _Captured:
     """A merge of copies that lie in one place: done as it is at first, captured when it comes again, then replayed."""
 

@@ -108,11 +108,16 @@ class FlowerTransport:
         from fedquilt.deploy.transport.flower_records import to_record
 
         kept = patience.seconds + 5
-        messages = [
-            Message(to_record(content), dst_node_id=number, message_type="train", group_id=str(round_), ttl=kept)
-            for number, (_, content) in letters.items()
-        ]
-        posted = list(self._grid.push_messages(messages)) or [""] * len(letters)  # in order; empty where it failed
+
+        def push() -> list[str]:
+            """Flower's name for each letter, in order; empty where it could not be sent."""
+            messages = [
+                Message(to_record(content), dst_node_id=number, message_type="train", group_id=str(round_), ttl=kept)
+                for number, (_, content) in letters.items()
+            ]
+            return list(self._grid.push_messages(messages)) or [""] * len(letters)
+
+        posted = _until_sent(push, patience)
         sent = {post: (number, letters[number][0]) for post, number in zip(posted, letters, strict=True) if post}
         silent = {name for name, _ in letters.values()}
         for answer in Mail(self._grid, sent, patience).collect():
@@ -146,6 +151,18 @@ class OpenTransport(FlowerTransport):
                 if name in set(self._clients()) - set(self._met.values()):
                     self._met[int(answer.client)] = name
         return super().reachable()
+
+
+def _until_sent(push: Callable[[], list[str]], patience: Patience) -> list[str]:
+    """Sends letters, again while the server is too busy to take them: a hiccup of it must not end a run."""
+    while True:
+        try:
+            return push()
+        except Exception as error:  # Flower has many words for it
+            print(f"letters could not be sent ({type(error).__name__}); they are sent again", flush=True)
+            if patience.left <= 1:
+                raise
+        time.sleep(1)
 
 
 def _name(answer: Answer) -> str:
