@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from plain import (
@@ -76,6 +78,14 @@ def test_scaffold_counts_each_client_s_own_steps() -> None:
     layout, rows = fed.simulation.family_states[0].family.layout, fed.simulation.family_states[0].store.all()
     way = (flat(x) - rows[0, : layout.parameters]) / (4 * 0.3)
     torch.testing.assert_close(state(fed, 0, "c_i"), way, atol=1e-5, rtol=1e-4)
+
+
+def test_scaffold_weighs_clients_alike_whatever_they_have() -> None:
+    of = scenario((8, 2), rounds=1)
+    fed = federation(of, Scaffold())
+    x = first_weights(of)
+    fed.step(evaluate=False)
+    close(served(fed), mean([moved(x, gradient(loss_of(client), x), -0.3) for client in of.clients], [1, 1]))
 
 
 def test_scaffold_wants_plain_sgd() -> None:
@@ -223,6 +233,9 @@ def test_a_method_s_own_read_out_is_what_its_results_are_reported_with() -> None
 @pytest.mark.parametrize("engine", ENGINES)
 def test_ifca_by_hand(engine: str) -> None:
     of = scenario((6, 9, 4, 8), rounds=4, groups=2, lr=1.0)
+    # Everybody's validation samples are of the other group: whoever chose by these would choose otherwise.
+    crossed = [replace(c, validation=of.clients[i ^ 1].validation) for i, c in enumerate(of.clients)]
+    of = fq.Scenario(of.name, crossed, of.training, label_names=of.label_names)
     fed = federation(of, IFCA(clusters=2), engine)
     clusters = [value_of(fed, j) for j in range(2)]
     assert not torch.equal(clusters[0]["0.weight"], clusters[1]["0.weight"])  # each its own draw

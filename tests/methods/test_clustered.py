@@ -56,6 +56,17 @@ def halves(updates: dict[int, torch.Tensor]) -> list[list[int]]:
     return sorted(parts)
 
 
+@pytest.mark.parametrize("splits", [True, False])
+def test_whether_a_group_splits_is_decided_by_who_went_farthest(splits: bool) -> None:
+    of = scenario(SIZES, rounds=1, groups=3, lr=1.0)
+    w = first_weights(of)
+    far = [float(flat(gradient(loss_of(client), w)).norm()) for client in of.clients]  # a step of size 1
+    eps_2 = (max(far) + sum(far) / len(far)) / 2 if splits else 1.01 * max(far)
+    fed = federation(of, Clustered(eps_1=1e6, eps_2=eps_2, after=0))
+    fed.step(evaluate=False)
+    assert len(fed.server.state["circle"].unique()) == 1 + splits
+
+
 def test_before_anything_splits_it_is_fedavg() -> None:
     of = scenario(rounds=3, batch=2)
     one, other = federation(of, Clustered()), federation(of, FedAvg())

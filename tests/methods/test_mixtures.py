@@ -89,6 +89,16 @@ def test_apfl_by_hand(mix: str, engine: str) -> None:
         torch.testing.assert_close(found[i, : len(expected)], expected, atol=1e-5, rtol=1e-4)
 
 
+def test_apfl_s_part_of_its_own_is_never_more_than_all_nor_less_than_nothing() -> None:
+    fed = federation(scenario((6, 9, 4), rounds=6, groups=3, lr=4.0), APFL())
+    parts = []
+    for _ in range(6):
+        fed.step(evaluate=False)
+        parts += [float(state(fed, i, "alpha")) for i in range(3)]
+    assert {0.0, 1.0} <= set(parts)  # steps so long go beyond both ends
+    assert all(0 <= part <= 1 for part in parts)
+
+
 def test_apfl_s_shared_model_is_fedavg_s() -> None:
     of = scenario(rounds=3, batch=2)
     apfl, fedavg = federation(of, APFL(adaptive=False)), federation(of, FedAvg())

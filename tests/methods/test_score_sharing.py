@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,6 +123,18 @@ def test_the_worked_example_to_the_letter() -> None:
     fed.step()
     assert fed.server.plan["label-1"].weight.tolist() == [1.0, 1.0, 0.0]  # type: ignore[union-attr]
     assert float(consensus(fed.server, 1)[0]) == pytest.approx(1.7)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_the_only_owner_of_a_label_is_heard_however_wrong_it_is(normalise: bool) -> None:
+    plain = worked_example()
+    wrong = USER_1.clone()
+    wrong[4] = 0.9  # E is of label 0, which user 1 alone owns; it now takes it for label 1
+    clients = [replace(plain.clients[0], model=builder(wrong, LABELS[0])), *plain.clients[1:]]
+    fed = federation(Scenario("one", clients, plain.training, plain.common, plain.public_test), normalise=normalise)
+    fed.step()
+    assert fed.server.plan["label-0"].weight.tolist() == [1.0, 0.0, 0.0]  # type: ignore[union-attr]
+    torch.testing.assert_close(consensus(fed.server, 0), (1 - wrong) / (3 if normalise else 2))
 
 
 def test_read_outs_of_the_worked_example() -> None:
