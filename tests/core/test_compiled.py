@@ -90,3 +90,21 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(RuntimeWarning, match="could not be compiled and runs as it is: no compiler here"):
         step = recorded(lambda given: 2 * given["x"], nn.Identity(), ({"x": torch.ones(1), "none": None},), True)
     assert step({"x": torch.tensor([3.0]), "none": None}).tolist() == [6.0]
+
+
+def test_what_is_compiled_is_given_tensors_of_one_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a number takes a view of a table, and one that a graph replays a copy: programs are for one of them."""
+    seen: list[tuple[int, ...]] = []
+
+    def noting(traced: Any, tensors: list[Tensor]) -> Any:
+        def program(*given: Tensor) -> Any:
+            seen.extend(tensor.stride() for tensor in given)
+            return traced(*given)
+
+        return program
+
+    monkeypatch.setattr(recording, "_compiled", noting)
+    table = torch.arange(24.0).view(2, 3, 4)
+    step = recorded(lambda x: x + 1, nn.Identity(), (table[:, 1],), compiled=True)
+    assert torch.equal(step(table[:, 1]), step(table[:, 1].clone()))
+    assert seen == [(4, 1), (4, 1)]

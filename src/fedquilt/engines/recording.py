@@ -44,7 +44,7 @@ def recorded(program: Program, module: nn.Module, arguments: tuple[Any, ...], co
         returned.append(how)
         return outputs
 
-    tensors = [leaves[at] for at in places]
+    tensors = _tensors(arguments, compiled)
     done = "compiled" if compiled else "traced"
     before = python_state(module)
     try:
@@ -59,11 +59,13 @@ def recorded(program: Program, module: nn.Module, arguments: tuple[Any, ...], co
     except Exception as error:  # recording is only a way to be faster
         warnings.warn(f"a step could not be {done} and runs as it is: {error}", RuntimeWarning, stacklevel=3)
         return program
-    return lambda *now: tree_unflatten(traced(*_tensors(now)), returned[-1])
+    return lambda *now: tree_unflatten(traced(*_tensors(now, compiled)), returned[-1])
 
 
-def _tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
-    return [leaf for leaf in tree_flatten(arguments)[0] if isinstance(leaf, Tensor)]
+def _tensors(arguments: tuple[Any, ...], compiled: bool) -> list[Tensor]:
+    """All tensors among arguments; what is compiled is so for one layout of each, and a view may come in another."""
+    tensors = [leaf for leaf in tree_flatten(arguments)[0] if isinstance(leaf, Tensor)]
+    return [tensor.contiguous() for tensor in tensors] if compiled else tensors
 
 
 def _compiled(traced: Any, tensors: list[Tensor]) -> Program:
