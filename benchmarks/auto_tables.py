@@ -47,7 +47,9 @@ def table(rows: list[Row]) -> str:
     for cell in dict.fromkeys(cell for cell, _ in scores):
         cells = []
         for method in methods:
-            by = {readout: statistics.fmean(v) for readout, v in scores.get((cell, method), {}).items()}
+            found = scores.get((cell, method), {})
+            seeds = max(map(len, found.values()), default=0)  # read-outs of fewer seeds do not count
+            by = {readout: statistics.fmean(v) for readout, v in found.items() if len(v) == seeds}
             best = max(by, key=by.__getitem__, default="")
             cells.append(f"{by[best]:.1f} {best}" if best else "-")
         text.append(f"| {cell} | {' | '.join(cells)} |")
