@@ -358,3 +358,24 @@ def test_asked_for_in_a_file_and_on_top_of_it(tmp_path: Path) -> None:
     assert on_top.compress == Compression("int8")
     path.write_text('scenario = "digits"\nmethod = "fedavg"\ncompress = "int8"\n')
     assert read_config(path, False).request(Choices()).compress == Compression("int8")
+
+
+def test_the_page_tells_runs_apart_by_how_bytes_were_saved_and_who_lied(tmp_path: Path) -> None:
+    from fedquilt.report.page_content import grouped
+    from fedquilt.report.read_runs import read_run
+
+    def run(name: str, **more: Any) -> None:
+        fq.run(
+            fq.scenarios.build("digits", clients=8), "fedavg", 1, out=tmp_path / name, alone=False, device="cpu",
+            engine="sequential", **more,
+        )  # fmt: skip
+
+    run("a")
+    run("b", compress="int8")
+    run("c", attack="sign-flip")
+    found = grouped([read_run(tmp_path / name) for name in "abc"])
+    assert [len(group.runs) for group in found] == [1, 1, 1]
+    names = [group.name for group in found]
+    assert names[0] == "fedavg (defaults)"
+    assert "up=int8" in names[1]
+    assert "attack=sign-flip" in names[2]

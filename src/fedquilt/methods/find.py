@@ -29,8 +29,9 @@ _SOURCES: dict[type[Method], str] = {}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # it becomes a part of folders' names and of settings' keys
 # Methods that somebody may ask for by the name of their paper; those that are in METHODS are found there first.
 OF_THE_FIELD = (
-    "fedala", "fedamp", "feddf", "fedem", "fedfomo", "fedgen", "fedkd", "fedma", "fedpac", "fedproto", "fedrod",
-    "fedsam", "fml", "heterofl", "hypcluster", "moon", "pfedhn",
+    "afl", "ccvr", "dbe", "fedasync", "fedbuff", "fedcm", "fedcp", "feddc", "feddistill", "fedgen", "fedgh", "fedgkt",
+    "fedkd", "fedlc", "fedma", "fedmd", "fednh", "fedsam", "fedspeed", "fedtgp", "fesem", "flis", "gpfl", "heterofl",
+    "hypcluster", "knn-per", "mime", "moon", "pacfl", "pfedgraph", "pfedla", "pfedsim", "q-ffl", "splitfed",
 )  # fmt: skip
 
 
@@ -60,7 +61,10 @@ def find(name: str) -> type[Method]:
         return kind
     known = [*METHODS, *others]
     if _letters(name) in map(_letters, OF_THE_FIELD) and _letters(name) not in map(_letters, known):
-        raise ValueError(f"the method '{name}' is known but not here yet; there are {', '.join(known)}")
+        raise ValueError(
+            f"the method '{name}' is known but not here; `fedquilt list methods` has those that are, and one of your "
+            "own is a class in a file: path/to/file.py:Class"
+        )
     raise ValueError(did_you_mean(name, known, "method"))
 
 

@@ -69,7 +69,8 @@ def grouped(runs: Sequence[RunFiles]) -> list[Group]:
             names = sorted({n for key in rivals for n in kept[key]})
             differing = [n for n in names if len({repr(kept[key].get(n)) for key in rivals}) > 1]
             for key in rivals:
-                told = ", ".join(f"{n.rpartition('.')[2]}={kept[key][n]}" for n in differing if n in kept[key])
+                short = {n: n.removesuffix(".name").rpartition(".")[2] for n in differing}
+                told = ", ".join(f"{short[n]}={kept[key][n]}" for n in differing if n in kept[key])
                 found[key].name = f"{method} ({told or 'defaults'})"
     return list(found.values())
 
@@ -184,7 +185,8 @@ def run_facts(group: Group, run: RunFiles) -> dict[str, Any]:
 
 def _settings(run: RunFiles) -> list[tuple[str, Any]]:
     """Settings that make a method another one; not the seed, the machine or the time."""
-    parts = ("method", "training", "merge", "participation", "settings", "sharing", "dp")
+    own = ("method", "training", "merge", "participation", "settings", "sharing")
+    parts = (*own, "attack", "dp", "secure", "compress")
     named = ["method", "method.name"]  # told by the name itself
     if "epsilon" in run.settings.get("dp", {}):
         named.append("dp.noise")  # found for the epsilon

@@ -187,7 +187,8 @@ def explanations(comparison: Comparison) -> list[str]:
             f"▲ ▼: really better or worse than {c.reference} (Wilcoxon over clients, Holm over all pairs, and the "
             "interval of the difference leaves out 0)."
         )
-    return told + [note[0].upper() + note[1:] + "." for note in c.notes]
+    names = {row.name for row in c.rows}  # which are written as they are
+    return told + [(note if note.partition(":")[0] in names else note[0].upper() + note[1:]) + "." for note in c.notes]
 
 
 def shown_interval(interval: Interval | None, metric: Metric = ACCURACY, sign: bool = False) -> str:
