@@ -12,11 +12,13 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -73,6 +75,7 @@ def main() -> None:
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--together", action="store_true", help="all clients in one process")
     told = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended then, too
     with tempfile.TemporaryDirectory() as place:
         folder, started = Path(place) / "fed", list[subprocess.Popen[bytes]]()
         init = ["--scenario", "digits", "--set", f"clients={told.clients}", "--port", "0"]
@@ -100,15 +103,25 @@ def _online(folder: Path) -> int:
     return told.stdout.count(" online")
 
 
+def _requests(folder: Path) -> Counter[str]:
+    """How often clients asked the server for what, so far, and the bytes each way."""
+    lines = [line.split() for line in (folder / "server" / "nginx" / "access.log").read_text().splitlines()]
+    found = Counter(words[2].rpartition("/")[2] for words in lines)
+    for number, way in ((3, "bytes up"), (4, "bytes down")):
+        found[way] = sum(int(words[number]) for words in lines)
+    return found
+
+
 def _measure(folder: Path, rounds: int, roots: list[int], clients: int) -> None:
     times, at = dict[int, float](), list[tuple[int, dict[str, float]]]()
-    memory: dict[str, int] = {}
+    memory, asked = dict[str, int](), list[Counter[str]]()
     while (done := rounds_done(folder)) < rounds:
         if done not in times:
             times[done] = time.monotonic()
             if done >= 2:
                 seconds, memory = taken(roots)
                 at.append((done, seconds))
+                asked.append(_requests(folder))
         time.sleep(0.02)
     warm = sorted(done for done in times if done >= 2)
     (run,) = folder.glob("runs/*")
@@ -122,6 +135,13 @@ def _measure(folder: Path, rounds: int, roots: list[int], clients: int) -> None:
     for name in sorted(after, key=lambda name: before.get(name, 0.0) - after[name]):
         used = (after[name] - before.get(name, 0.0)) / (last - first)
         print(f"processor in a round, {name:<18} {used:.2f} s; memory {memory[name] / 1024:.0f} MiB (PSS)")
+    for path, count in (asked[-1] - asked[0]).most_common():
+        print(f"at the gate in a round, {path:<26} {count / (last - first):.1f}")
+    told = {way: sum(sum(line[way].values()) for line in letters[2:]) for way in ("bytes_up", "bytes_down")}
+    print(
+        "bytes of messages in a round: "
+        + ", ".join(f"{way} {count / len(letters[2:]):.0f}" for way, count in told.items())
+    )
 
 
 if __name__ == "__main__":

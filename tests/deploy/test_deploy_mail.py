@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.node_pb2 import Node as FlowerNode
@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedquilt.deploy.transport import transport
 from fedquilt.deploy.transport.flower_mail import Mail
-from fedquilt.deploy.transport.flower_records import to_record
+from fedquilt.deploy.transport.flower_records import BYTES, RECORD, read_record, to_record
 from fedquilt.deploy.transport.transport import Answer, Patience
 
 
@@ -92,13 +92,25 @@ def test_what_flower_stumbles_over_is_its_senders_alone() -> None:
     link.answer("letter-odd", 13, to_record(b"odd"), change=lambda _, b: b.split(b"\0")[0] + b"\0{not json")
     link.answer("letter-forged", 99, to_record(b"forged"))
     link.answer("letter-empty", 15, RecordDict())
-    clients = {"good": 11, "other": 12, "odd": 13, "forged": 14, "empty": 15}
+    link.answer("letter-number", 16, RecordDict({RECORD: ConfigRecord({BYTES: 7})}))
+    clients = {"good": 11, "other": 12, "odd": 13, "forged": 14, "empty": 15, "number": 16}
     found = collect(link, Patience(5), clients)
     assert found["good"] == Answer("good", b"fine")
     assert found["other"] == Answer("other", b"mine")  # its letter's token is what counts
-    codes = {name: found[name].code for name in ("odd", "forged", "empty")}
-    assert codes == {"odd": "unreadable", "forged": "unknown-client", "empty": "unreadable"}
-    assert len(link.confirmed) == 5  # the database keeps none of them
+    codes = {name: found[name].code for name in ("odd", "forged", "empty", "number")}
+    assert codes == {"odd": "unreadable", "forged": "unknown-client", "empty": "unreadable", "number": "unreadable"}
+    assert len(link.confirmed) == 6  # the database keeps none of them
+
+
+@pytest.mark.parametrize(("size", "objects"), [(0, 3), (1000, 3), (4 << 20, 3), ((4 << 20) + 1, 5), (12 << 20, 7)])
+def test_a_message_is_few_objects_each_of_which_passes_the_gate(size: int, objects: int) -> None:
+    """Each object is a request of the sender and one of the receiver; the gate takes 8 MiB."""
+    content = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    message = Message(to_record(content), dst_node_id=1, message_type="train")
+    found = get_all_nested_objects(message)
+    assert len(found) == objects
+    assert max(len(piece.deflate()) for piece in found.values()) < 8 << 20
+    assert read_record(message) == content
 
 
 def test_a_stalled_upload_costs_the_honest_nothing() -> None:

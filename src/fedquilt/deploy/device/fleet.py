@@ -155,14 +155,15 @@ class Fleet:
         return Letter(read_record(message), message)
 
     def _piece(self, run: int, name: str, end: float) -> bytes:
-        request = PullObjectRequest(node=self._flower, run_id=run, object_id=name)
+        request, pause = PullObjectRequest(node=self._flower, run_id=run, object_id=name), 0.1
         while time.monotonic() < end:
             found = self._client.PullObject(request)
             if not found.object_found:
                 break
             if found.object_available:
                 return bytes(found.object_content)
-            time.sleep(0.1)
+            time.sleep(pause)  # the server is still being given the letters of all clients, and asking it is no help
+            pause = min(2 * pause, 0.8)
         raise Incomplete("a letter did not arrive whole")
 
     def answer(self, letter: Letter, content: bytes, seconds: float) -> None:

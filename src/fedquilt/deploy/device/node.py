@@ -30,7 +30,7 @@ from fedquilt.deploy.ops.client_processes import BEAT, LOG, REFUSED
 from fedquilt.deploy.ops.processes import rotate
 from fedquilt.deploy.project import Node
 
-_SHARE, _OFTEN, _SELDOM = 0.2, 0.1, 3.0  # the next question after this share of the time without a letter; seconds
+_SHARE, _OFTEN, _SELDOM = 0.25, 0.2, 3.0  # the next question after this share of the time without a letter; seconds
 _LONGEST = 10.0  # seconds between two attempts where waiting helps
 _LONGEST_FOR_GOOD = 240.0  # and where somebody has to do something
 _GLITCH = 5.0  # seconds of trouble that nobody needs to hear of
@@ -40,7 +40,7 @@ def pause_after(silent: float) -> float:
     """Seconds until the server is asked again, that long after the last letter.
 
     >>> [pause_after(silent) for silent in (0.1, 2.0, 10.0, 3600.0)]
-    [0.1, 0.4, 2.0, 3.0]
+    [0.2, 0.5, 2.5, 3.0]
     """
     return min(_SELDOM, max(_OFTEN, _SHARE * silent))
 
