@@ -7,6 +7,7 @@ import torch
 from plain import Weights, close, federation, first_weights, flat, gradient, loss_of, mean, moved, scenario, weights_of
 
 from fedquilt.methods import Clustered, FedAvg
+from fedquilt.methods.clustered import _halves
 
 ENGINES = ("sequential", "vectorised")
 SIZES = (8, 9, 12, 10, 11, 8)  # clients 0 and 3, 1 and 4, 2 and 5 name classes alike
@@ -65,6 +66,13 @@ def test_whether_a_group_splits_is_decided_by_who_went_farthest(splits: bool) ->
     fed = federation(of, Clustered(eps_1=1e6, eps_2=eps_2, after=0))
     fed.step(evaluate=False)
     assert len(fed.server.state["circle"].unique()) == 1 + splits
+
+
+def test_halves_are_those_of_complete_linkage() -> None:
+    angles = torch.deg2rad(torch.tensor([0.0, 25.0, 58.0, 95.0]))
+    moves = torch.stack([angles.cos(), angles.sin()], 1)
+    assert _halves(moves).tolist() == [0, 0, 1, 1]  # single linkage follows the chain and leaves the last one alone
+    assert _halves(7 * moves.flip(0)).tolist() == [0, 0, 1, 1]
 
 
 def test_before_anything_splits_it_is_fedavg() -> None:
