@@ -2,10 +2,9 @@
 
 Clients are those of W3 in `engine.py`, with ten validation and ten test samples more, under FedPer, whose heads stay
 home. Every number of clients has a process of its own. Seconds are those of processors, so that a machine that is busy
-with other things does not show; memory is the most that the process had. Run it with
+with other things does not show; memory is the most that the process had. What was found before is not measured again.
 
-    python benchmarks/scale.py --out results/scale.json --plot docs/images/scale.svg
-    python benchmarks/scale.py --plot docs/images/scale.svg --only-plot results/scale.json
+    python benchmarks/scale.py --plots                # into results/scale.json and docs/images/scale.svg
 """
 
 from __future__ import annotations
@@ -19,20 +18,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from ranks import moved
 from torch import nn
 
 import fedquilt as fq
 from fedquilt.runs.folder import RunFolder
-from fedquilt.runs.run import OPTIONS
 
 CLIENTS = (100, 1000, 10_000, 100_000)
 RANKS = (1, 2, 4)
 HIDDEN = (64, 256, 1024)
+SENT = ("mean", "median", "krum")
+HERE = Path(__file__).resolve().parent
 _WARM = 3  # rounds in which engines are found, and steps traced
 _ROUNDS = 5
 
@@ -74,8 +76,8 @@ def measure(clients: int, a_round: int, hidden: int, everybody: bool = False) ->
     federation = fq.Federation(made, fq.methods.FedPer(), engine="vectorised")
     with tempfile.TemporaryDirectory() as place:
         folder = RunFolder(Path(place) / "run")
-        values = ("vectorised", None, {"name": "mean"}, 10**6, 5, False)
-        options = dict(zip(OPTIONS, values, strict=True))
+        options: dict[str, Any] = {"engine": "vectorised", "clients_at_once": None, "merge": {"name": "mean"}}
+        options |= {"evaluate_every": 10**6, "checkpoint_every": 5, "alone": False, "unseen": 0}
         folder.start(federation, options)
         found["start"] = lap()
         for _ in range(_WARM):
@@ -132,57 +134,74 @@ def apart(**how: Any) -> dict[str, float]:
     return found
 
 
-def everything() -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "clients": {n: apart(clients=n, a_round=100, hidden=64) for n in CLIENTS},
-        "model": {n: apart(clients=100, a_round=100, hidden=n) for n in HIDDEN},
-        "limit": apart(clients=100_000, a_round=1000, hidden=64, everybody=True),
-        "ranks": {"none": in_ranks(None), **{n: in_ranks(n) for n in RANKS}},
+def everything(path: Path) -> dict[str, Any]:
+    """All that is plotted, kept in a file as it is found."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    wanted: dict[str, dict[str, Callable[[], Any]]] = {
+        "clients": {str(n): partial(apart, clients=n, a_round=100, hidden=64) for n in CLIENTS},
+        "model": {str(n): partial(apart, clients=100, a_round=100, hidden=n) for n in HIDDEN},
+        "limit": {"100000": partial(apart, clients=100_000, a_round=1000, hidden=64, everybody=True)},
+        "ranks": {"none": partial(in_ranks, None), **{str(n): partial(in_ranks, n) for n in RANKS}},
+        "bytes": {
+            f"{merge}, {n} ranks": partial(moved, "W3", n, "fedavg", merge) for merge in SENT for n in RANKS if n > 1
+        },
     }
-    print("ranks", found["ranks"], flush=True)
+    for kind, some in wanted.items():
+        for name, work in some.items():
+            if name not in found.setdefault(kind, {}):
+                found[kind][name] = work()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(found, indent=1) + "\n")
     return found
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Three pictures side by side."""
+    """Four pictures."""
     import matplotlib
+    import matplotlib.ticker
 
     matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "scale", "font.size": 8}
+    matplotlib.rcParams |= {"svg.hashsalt": "scale", "font.size": 8, "legend.fontsize": 7}
     import matplotlib.pyplot as plt
 
-    figure, (clients, model, ranks) = plt.subplots(1, 3, figsize=(9, 3), layout="constrained")
-    numbers = [int(n) for n in found["clients"]]
+    figure, ((clients, model), (ranks, sent)) = plt.subplots(2, 2, figsize=(8, 6), layout="constrained")
+    numbers = sorted(int(n) for n in found["clients"])
     for key in ("start", "round", "checkpoint", "resume", "evaluation"):
-        clients.loglog(numbers, [each[key] for each in found["clients"].values()], marker="o", markersize=3, label=key)
-    clients.set(xlabel="clients, 100 of them a round", ylabel="processor seconds")
-    clients.legend(fontsize=6)
+        clients.loglog(numbers, [found["clients"][str(n)][key] for n in numbers], marker="o", markersize=3, label=key)
+    clients.set(xlabel="clients, 100 of them a round", ylabel="processor seconds", title="clients")
+    clients.legend()
     weights = [71 * int(n) + 10 for n in found["model"]]
     for key in ("round", "evaluation"):
         model.loglog(weights, [each[key] for each in found["model"].values()], marker="o", markersize=3, label=key)
-    model.set(xlabel="weights of a model, 100 clients")
-    model.legend(fontsize=6)
-    ranks.bar([str(n) for n in found["ranks"]], list(found["ranks"].values()), width=0.6)
-    ranks.set(xlabel="ranks", ylabel="processor seconds of a run, all ranks")
+    model.set(xlabel="weights of a model, 100 clients, all in a round", ylabel="processor seconds", title="model")
+    model.legend()
+    for axis in (model.xaxis, model.yaxis):  # labels between powers of ten would lie on each other
+        axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    ranks.bar(list(found["ranks"]), list(found["ranks"].values()), width=0.6)
+    ranks.set(xlabel="ranks", ylabel="processor seconds of a run, all ranks", title="ranks")
+    for at, merge in enumerate(SENT):
+        several = [found["bytes"][f"{merge}, {n} ranks"] for n in RANKS if n > 1]
+        places = [2 * place + 0.4 * at for place in range(len(several))]
+        sent.bar(places, [each["bytes"] / 1000 for each in several], width=0.4, label=merge)
+    ends = [2 * place + 0.4 * len(SENT) for place in range(len(several))]
+    sent.bar(ends, [each["copies"] / 1000 for each in several], width=0.4, label="all copies to all", color="lightgrey")
+    sent.set_xticks([place - 0.6 for place in ends], [f"{each['ranks']} ranks" for each in several])
+    sent.set(ylabel="kB leaving a rank in a round", title="between ranks")
+    sent.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the figures to this file")
-    parser.add_argument("--plot", type=Path, help="draw them into this file")
-    parser.add_argument("--only-plot", type=Path, help="measure nothing: draw what this file says")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--plots", action="store_true", help="measure what is not known yet, and draw it")
+    parser.add_argument("--found", type=Path, default=HERE.parent / "results" / "scale.json")
+    parser.add_argument("--one", help="one federation, as JSON")
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure(**json.loads(arguments.one))))
-        return
-    found = json.loads((arguments.only_plot).read_text()) if arguments.only_plot else everything()
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    if arguments.plot:
-        plot(json.loads(json.dumps(found)), arguments.plot)
+    if arguments.plots:
+        plot(everything(arguments.found), HERE.parent / "docs" / "images" / "scale.svg")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ ALL: dict[str, dict[str, Any]] = {
     "late": {"training": {"arrivals": 3, "share": 0.6}},
     "split": {"method": "clustered", "settings": {"after": 1}},
     "neighbours": {"method": "gossip"},
+    "narrow": {"method": "lg-fedavg", "merge": "median"},  # fewer columns than ranks
 }
 
 
@@ -39,9 +40,10 @@ def one(name: str, folder: Path, clients: int = 11, **more: Any) -> fq.Run:
     how: dict[str, Any] = {"method": "fedavg", "training": {"share": 1.0}, "rounds": 2, "checkpoint_every": 2}
     how |= ALL.get(name, {}) | more
     made = build(clients=clients)
-    if name == "noise":  # which running statistics would not bear
-        quiet = tuple(fq.Client(c.name, plain, c.train, c.validation, c.test) for c in made.clients)
-        made = replace(made, clients=quiet)
+    if name in ("noise", "narrow"):  # noise and running statistics do not go together
+        model = {"noise": plain, "narrow": narrow}[name]
+        others = tuple(fq.Client(c.name, model, c.train, c.validation, c.test) for c in made.clients)
+        made = replace(made, clients=others)
     if name == "late":
         hardware = [{"speed": str(10 + i), "bandwidth": "1"} for i in range(clients)]
         some = zip(made.clients, hardware, strict=True)
@@ -52,6 +54,19 @@ def one(name: str, folder: Path, clients: int = 11, **more: Any) -> fq.Run:
 
 def plain() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + self.bias
+
+
+def narrow() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 3), Scale())
 
 
 @pytest.fixture(scope="module")

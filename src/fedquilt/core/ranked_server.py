@@ -126,12 +126,13 @@ class RankedServer(Server):
         mine = ends[ranks.rank]
         found = torch.cat(ranks.swap(parcels, [count * (mine[-1] - mine[0]) for count in counts]))
         copies = own.new_empty(len(ids), mine[-1] - mine[0])
-        copies[order] = found.view(len(ids), -1)
+        copies[order] = found.view(copies.shape)
         given = plan.row[ids].to(device), plan.weight[ids].to(device) * finite, plan.count
         whole = self.rule(finite[:, None].float(), *given)  # whom it hears, with what weight
         values = [
             self.rule(copies[:, start - mine[0] : stop - mine[0]], *given).value.T.flatten()  # column after column
             for start, stop in pairwise(mine)
+            if stop > start
         ]
-        merged = ranks.spread(torch.cat(values), [plan.count * (end[-1] - end[0]) for end in ends])
+        merged = ranks.spread(torch.cat([own.new_empty(0), *values]), [plan.count * (end[-1] - end[0]) for end in ends])
         return whole._replace(value=torch.cat(merged).view(width, plan.count).T.contiguous(), refused=~finite)

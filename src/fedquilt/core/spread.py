@@ -64,7 +64,7 @@ class Spread(UnitValues):
         width = own.shape[1]
         parts = self.ranks.spread(own.flatten(), [len(places) * width for places in self.order])
         whole = own.new_empty(len(self.numbers), width)
-        whole[torch.cat(self.order).to(own.device)] = torch.cat(parts).view(-1, width)
+        whole[torch.cat(self.order).to(own.device)] = torch.cat(parts).view(whole.shape)
         return whole
 
 
