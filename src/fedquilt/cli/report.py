@@ -30,6 +30,7 @@ def report(
     target: Annotated[float | None, typer.Option("--target", help="Rounds and megabytes to this score.")] = None,
 ) -> None:
     """Write one self-contained HTML page about runs, which no network is needed to open; or print their comparison."""
+    folders = [path for path in folders if not path.is_file()] or folders  # `runs/*` may name files beside runs
     if form is not None:
         check_form(form)
         tables(folders, form, to, reference, target)

@@ -63,10 +63,8 @@ def other_tests(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"{metric.name} {metric.show(s['everyone_mean'])}{metric.unit} on everyone's test data{told}")
     if "unseen_mean" in s:
         gain = metric.show(s["unseen_gain_over_alone"], sign=True)
-        lines.append(
-            f"{metric.name} {metric.show(s['unseen_mean'])}{metric.unit} on {len(s['unseen'])} unseen clients after "
-            f"they joined, {gain} over alone"
-        )
+        who = f"{len(s['unseen'])} unseen clients after they" if len(s["unseen"]) > 1 else "1 unseen client after it"
+        lines.append(f"{metric.name} {metric.show(s['unseen_mean'])}{metric.unit} on {who} joined, {gain} over alone")
     return lines + ([s["unseen_refused"]] if "unseen_refused" in s else [])
 
 
