@@ -441,6 +441,23 @@ def test_algorithm_1_draws_from_the_servers_router_and_sends_what_was_drawn() ->
     assert not torch.equal(layout.tensor(state.store.all(), "route"), route)
 
 
+def test_algorithm_1_draws_before_it_trains_and_trains_what_it_drew() -> None:
+    routes, names = [], block_names((3, 3, 3))
+    for lr in (0.5, 1e-9):
+        of = federation(FedMN(decides="drawn", start=0.5), Training(rounds=6, lr=lr, batch=15))
+        state = of.simulation.family_states[0]
+        layout, before = state.family.layout, state.store.all().clone()
+        of.step(evaluate=False)
+        routes.append(layout.tensor(state.store.all(), "route").clone())
+        if lr == 0.5:
+            drawn = active_blocks(routes[0], (3, 3, 3))  # (24, 9)
+            for at, name in enumerate(names):
+                moved = (layout.take(state.store.all(), name) != layout.take(before, name)).any(1)
+                assert torch.equal(moved, drawn[:, at])
+            assert 0 < int(drawn.sum()) < drawn.numel()
+    assert torch.equal(*routes)  # however far its own router went since
+
+
 @pytest.mark.parametrize("through", ["route", "pool"])
 def test_blocks_outside_of_the_route_have_no_say_in_training(through: Any) -> None:
     """Other weights of a block that the route leaves out change nothing of what is learnt, but for `through="pool"`."""

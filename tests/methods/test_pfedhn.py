@@ -66,6 +66,28 @@ def test_pfedhn_by_hand_with_one_client_a_round(engine: str) -> None:
     torch.testing.assert_close(look.scores("received", "test")[0], said, atol=1e-4, rtol=1e-3)
 
 
+def test_of_several_clients_the_network_takes_the_mean_and_each_vector_its_own() -> None:
+    of = scenario((6, 9, 4), rounds=2)
+    fed = federation(of, PFedHN(rate=0.05, width=6, depth=2))
+    network, embedding = hyper_network(fed, 2)
+    optimiser = torch.optim.SGD(
+        [*network.parameters(), *embedding.parameters()], lr=0.05, momentum=0.9, weight_decay=1e-3
+    )
+    for _ in range(2):
+        made = network(embedding.weight)
+        starts = [as_weights(row) for row in made.detach()]
+        ends = [moved(w, gradient(loss_of(c), w), -0.3) for w, c in zip(starts, of.clients, strict=True)]
+        optimiser.zero_grad()
+        made.backward((made.detach() - torch.stack([flat(end) for end in ends])) / 3)
+        assert embedding.weight.grad is not None
+        embedding.weight.grad *= 3  # no other client has a part in it
+        optimiser.step()
+        fed.step(evaluate=False)
+        ours, e = hyper_network(fed, 2)
+        close(dict(ours.named_parameters()), dict(network.named_parameters()))
+        torch.testing.assert_close(e.weight, embedding.weight, atol=1e-5, rtol=1e-4)
+
+
 def test_gradients_are_clipped() -> None:
     of = scenario((6, 9), rounds=1, share=0.5)
     fed = federation(of, PFedHN(rate=1.0, width=4, depth=1))
