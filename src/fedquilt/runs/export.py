@@ -6,6 +6,7 @@ A card says what the model was trained on, with whom it shared, and how good it 
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -284,6 +285,8 @@ def _pt2(model: nn.Module, example: Tensor, path: Path) -> str:
 
 
 def _onnx(model: nn.Module, example: Tensor, path: Path) -> str:
+    # it names every operator of a package that is not installed, whether the model has one or not
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = torch.onnx.export(_program(model, example), dynamo=True, verbose=False)
