@@ -456,6 +456,8 @@ def test_algorithm_1_draws_before_it_trains_and_trains_what_it_drew() -> None:
                 assert torch.equal(moved, drawn[:, at])
             assert 0 < int(drawn.sum()) < drawn.numel()
     assert torch.equal(*routes)  # however far its own router went since
+    of.step(evaluate=False)  # of the last one, whose router rests
+    assert not torch.equal(layout.tensor(state.store.all(), "route"), routes[1])  # drawn anew, not what is likelier
 
 
 @pytest.mark.parametrize("through", ["route", "pool"])
