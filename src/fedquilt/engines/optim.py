@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from fedquilt.engines.settings import Training
+from fedquilt.layers.stacked_products import there
+
+_LARGE = 2**16  # numbers: of more than that PyTorch's own steps keep few blocks of a GPU busy, our kernels all
 
 
 class Optimiser:
@@ -38,6 +41,10 @@ class Optimiser:
         if training.optimiser != "sgd":
             self.second = [torch.zeros_like(p) for p in parameters]
             self.steps = [torch.zeros((), device=p.device) for p in parameters]
+        large = [at for at, p in enumerate(self.parameters) if p.is_cuda and there() and p.numel() >= _LARGE]
+        self.large = frozenset(large)
+        if self.large:
+            self.betas = torch.tensor(training.betas, dtype=torch.float64, device=self.parameters[0].device)
 
     def reset(self) -> None:
         """Forget everything, as at the start of a round."""
@@ -56,10 +63,19 @@ class Optimiser:
             return
         given = (gradients[at] for at in used)
         own = [g if g.is_contiguous() and not g.is_neg() else as_it_reads(g) for g in given if g is not None]
-        everything = len(used) == len(gradients)
+        if self.steps:
+            torch._foreach_add_([self.steps[at] for at in used], 1.0)
+        if isinstance(lr, Tensor) and not self.large.isdisjoint(used):
+            for at, gradient in zip(used, own, strict=True):
+                if at in self.large:
+                    self.step_by_kernel(at, gradient, lr)
+            left = [(at, gradient) for at, gradient in zip(used, own, strict=True) if at not in self.large]
+            used, own = [at for at, _ in left], [gradient for _, gradient in left]
+        if not used:
+            return
 
         def of(tensors: list[Tensor]) -> list[Tensor]:
-            return tensors if everything or not tensors else [tensors[at] for at in used]
+            return [tensors[at] for at in used] if tensors else []
 
         if t.optimiser == "sgd":
             # A buffer of zeros makes the first step momentum * 0 + gradient: no special first step is needed.
@@ -76,7 +92,6 @@ class Optimiser:
                 is_first_step=False,
             )
             return
-        torch._foreach_add_(of(self.steps), 1.0)
         update = torch._fused_adam_ if t.optimiser == "adam" else torch._fused_adamw_
         update(
             of(self.parameters),
@@ -93,6 +108,18 @@ class Optimiser:
             amsgrad=False,
             maximize=False,
         )
+
+    def step_by_kernel(self, at: int, gradient: Tensor, lr: Tensor) -> None:
+        """A step of one large tensor, whose count of steps was moved already."""
+        from fedquilt.layers.kernels import adam, sgd
+
+        t, theta = self.training, self.parameters[at]
+        if t.optimiser == "sgd":
+            sgd(theta, gradient, self.first[at] if self.first else None, lr, t.momentum, t.nesterov, t.weight_decay)
+        else:
+            corrections = 1.0 - self.betas ** self.steps[at]
+            moments, apart = (self.first[at], self.second[at]), t.optimiser == "adamw"
+            adam(theta, gradient, *moments, corrections, lr, t.betas, t.weight_decay, t.eps, apart)
 
 
 def as_it_reads(gradient: Tensor) -> Tensor:

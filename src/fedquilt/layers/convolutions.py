@@ -4,13 +4,13 @@ convolution of all clients' groups side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from fedquilt.layers.stacked_products import convolution, convolution_precision, convolves
 
 
 class _Windows(torch.autograd.Function):
@@ -51,21 +51,10 @@ def as_precise(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, 
     return x.to(to), weight.to(to), None if bias is None else bias.to(to)
 
 
-@contextmanager
-def _convolution_precision() -> Iterator[None]:
-    """Matrix products that stand for convolutions round as cuDNN's convolutions do (TF32 unless switched off)."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
-
-
 @torch.library.custom_op("fedquilt::convolution_product", mutates_args=())
 def _times(rows: Tensor, weight: Tensor) -> Tensor:
     """rows @ weight, of one client or of a stack, at a convolution's precision, in a program that is recorded too."""
-    with _convolution_precision():
+    with convolution_precision():
         return rows @ weight
 
 
@@ -111,9 +100,11 @@ def _product(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], pad: tuple[int, int]) -> Tensor:
-    """A 2-d convolution as one matrix product, channels innermost in memory."""
+    """A 2-d convolution, channels innermost in memory: by a kernel of our own, or as one matrix product."""
     n, _, h, w = x.shape
     out, _, kh, kw = weight.shape
+    if convolves(x, weight, stride):
+        return convolution(x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1), bias, pad).permute(0, 3, 1, 2)
     x = x.permute(0, 2, 3, 1)  # (n, h, w, c)
     if pad != (0, 0):
         x = F.pad(x, (0, 0, pad[1], pad[1], pad[0], pad[0]))

@@ -59,6 +59,10 @@ class _MeanOfPools(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, dims: tuple[int, ...], sides: tuple[int, ...]) -> Tensor:
+        if x.is_cuda:  # read once
+            for dim, side in reversed(list(zip(dims, sides, strict=True))):
+                x = x.unflatten(dim, (-1, side))
+            return x.mean([dim + 1 + at for at, dim in enumerate(dims)])
         for dim, side in zip(dims, sides, strict=True):  # rows first: they are added whole
             parts = x.unflatten(dim, (-1, side)).unbind(dim + 1)
             x = sum(parts[1:], parts[0])
@@ -71,6 +75,12 @@ class _MeanOfPools(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         grad = grads[0] * (1.0 / math.prod(ctx.sides))
+        if grad.is_cuda:  # all that is written is written once
+            for dim, side in reversed(list(zip(ctx.dims, ctx.sides, strict=True))):
+                grad = grad.unsqueeze(dim + 1).expand(*grad.shape[: dim + 1], side, *grad.shape[dim + 1 :])
+            for dim in ctx.dims:
+                grad = grad.flatten(dim, dim + 1)
+            return grad, None, None
         for dim, side in reversed(list(zip(ctx.dims, ctx.sides, strict=True))):
             if side == 2 and dim == grad.ndim - 1:
                 grad = _interleaved(grad, grad, dim)

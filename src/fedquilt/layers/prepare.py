@@ -20,6 +20,7 @@ from fedquilt.layers.convolutions import as_precise, swap_convolutions
 from fedquilt.layers.dropout import swap_dropout
 from fedquilt.layers.norms import LenientBatchNorm, MaskedBatchNorm, batch_norms
 from fedquilt.layers.pools import swap_adaptive_pools, swap_pools
+from fedquilt.layers.stacked_products import product
 
 _in_stack: ContextVar[bool] = ContextVar("in_stack", default=False)
 
@@ -76,7 +77,7 @@ class _Affine(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = x @ weight.T
+        y = product(x, weight.T)
         return y if bias is None else y + bias
 
     @staticmethod
@@ -88,8 +89,8 @@ class _Affine(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         wants = ctx.needs_input_grad
         return (
-            grads[0] @ weight if wants[0] else None,
-            grads[0].T @ x if wants[1] else None,
+            product(grads[0], weight) if wants[0] else None,
+            product(grads[0].T, x) if wants[1] else None,
             grads[0].sum(0) if wants[2] else None,
         )
 
