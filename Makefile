@@ -47,7 +47,7 @@ demo: $(VENV)/.core
 	@$(BIN)/fedquilt demo
 
 test: lint types
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not deploy"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not deploy"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

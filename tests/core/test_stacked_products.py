@@ -192,6 +192,25 @@ def test_steps_of_large_tensors(device: str, how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=gpu)])
+def test_more_clients_than_a_launch_counts_go_in_pieces(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = pytest.importorskip("fedquilt.layers.kernels")
+    x, weight, bias = torch.randn(5, 2, 6, 6, 3), torch.randn(5, 4, 3, 3, 3), torch.randn(5, 4)
+    x, weight, bias = (each.to(device) for each in (x, weight, bias))
+
+    def all_of_them() -> list[Tensor]:
+        y = kernels.convolve(x, weight, bias, (1, 1), "ieee")
+        plain = kernels.convolve(x, weight, None, (1, 1), "ieee")
+        gradients = kernels.correlate(x, y, (3, 3), (1, 1), "ieee")
+        rows = kernels.windows(x, (3, 3), (1, 1))
+        return [y, plain, *gradients, rows, kernels.multiply(rows, weight.flatten(2).mT)]
+
+    whole = all_of_them()
+    monkeypatch.setattr(kernels, "_CLIENTS", 2)
+    for found, wanted in zip(all_of_them(), whole, strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=gpu)])
 def test_where_no_kernel_can_be_made_pytorchs_are_taken(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_compiler(*_: Any) -> None:
         raise RuntimeError("Failed to find C compiler")

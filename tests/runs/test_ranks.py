@@ -45,6 +45,10 @@ def one(method: str, folder: Path, engine: str = "sequential", **more: Any) -> N
     fq.run(build(clients=7), method, engine=engine, settings=SETTINGS.get(method), out=folder, rounds=3, **options)
 
 
+# One worker does them: setting up what they share takes half a minute.
+together = pytest.mark.xdist_group("ranks")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of all these methods by one rank and by two, and of some by four."""
@@ -63,6 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@together
 @pytest.mark.parametrize("name", [*METHODS, "stacked"])
 def test_however_many_ranks_there_are_the_bits_are_the_same(name: str, folder: Path) -> None:
     first = contents(folder / f"{name}-1")
@@ -73,6 +78,7 @@ def test_however_many_ranks_there_are_the_bits_are_the_same(name: str, folder: P
         assert contents(folder / f"{name}-2" / "alone") == contents(folder / f"{name}-1" / "alone")
 
 
+@together
 @pytest.mark.parametrize("method", METHODS)
 def test_ranks_do_what_one_process_does(method: str, folder: Path, tmp_path: Path) -> None:
     mine, plain = folder / f"{method}-2", tmp_path / "plain"

@@ -69,6 +69,10 @@ def narrow() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 3), Scale())
 
 
+# One worker does them: setting up what they share takes half a minute.
+together = pytest.mark.xdist_group("merges of ranks")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of all these by one rank, by two and by four."""
@@ -86,6 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@together
 @pytest.mark.parametrize("name", ALL)
 def test_of_every_merge_the_bits_are_the_same_however_many_ranks(name: str, folder: Path) -> None:
     first = contents(folder / f"{name}-1")
@@ -93,6 +98,7 @@ def test_of_every_merge_the_bits_are_the_same_however_many_ranks(name: str, fold
     assert contents(folder / f"{name}-4") == first
 
 
+@together
 @pytest.mark.parametrize("name", ALL)
 def test_ranks_merge_as_one_process_does(name: str, folder: Path, tmp_path: Path) -> None:
     one(name, tmp_path / "plain")

@@ -13,12 +13,20 @@ calls this has asked whether it is there (`stacked_products.there`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 _PROGRAMS = 640  # about as many as keep a GPU busy; a sum is divided among several where there are fewer
+_CLIENTS = 65535  # as many as a launch counts
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -196,6 +204,26 @@ def _sgd(  # type: ignore[no-untyped-def]
     tl.store(theta + at, p - tl.load(rate) * g, mask=inside)
 
 
+def _of_stacks(work: Callable[P, Result]) -> Callable[P, Result]:
+    """On the GPU where the stacks are, as Triton takes the current one; in pieces where there are very many clients."""
+
+    @wraps(work)
+    def whole(*given: P.args, **named: P.kwargs) -> Result:
+        stacks = [each for each in given if isinstance(each, Tensor)]
+        with torch.cuda.device_of(stacks[0]):
+            if len(stacks[0]) <= _CLIENTS:
+                return work(*given, **named)
+            parts = [each.split(_CLIENTS) if isinstance(each, Tensor) else [each] * len(stacks[0]) for each in given]
+            call: Callable[..., Any] = work
+            done = [call(*some, **named) for some in zip(*parts, strict=False)]
+            one = isinstance(done[0], Tensor)
+            joined: Any = torch.cat(done) if one else tuple(torch.cat(same) for same in zip(*done, strict=True))
+            return joined  # type: ignore[no-any-return]
+
+    return whole
+
+
+@_of_stacks
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, pad: tuple[int, int], precision: str) -> Tensor:
     """Images (k, n, h, w, c) by kernels (k, out, kh, kw, c), a kernel's step being 1, to (k, n, out_h, out_w, out)."""
     k, n, h, w, c = x.shape
@@ -211,6 +239,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, pad: tuple[int, int
     return y
 
 
+@_of_stacks
 def correlate(
     x: Tensor, grad: Tensor, kernel: tuple[int, int], pad: tuple[int, int], precision: str
 ) -> tuple[Tensor, Tensor]:
@@ -228,6 +257,7 @@ def correlate(
     return (y[0], of_bias[0]) if parts == 1 else (y.sum(0), of_bias.sum(0))
 
 
+@_of_stacks
 def windows(x: Tensor, kernel: tuple[int, int], pad: tuple[int, int]) -> Tensor:
     """The windows of a convolution as rows: images (k, n, h, w, c) to (k, n * out_h * out_w, kh * kw * c)."""
     k, n, h, w, c = x.shape
@@ -241,6 +271,7 @@ def windows(x: Tensor, kernel: tuple[int, int], pad: tuple[int, int]) -> Tensor:
     return y
 
 
+@_of_stacks
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """(k, m, c) @ (k, c, n), however they lie in memory, with float32's precision; good where m or c is small."""
     (k, m, c), n = a.shape, b.shape[2]
@@ -261,10 +292,11 @@ def adam(
 ) -> None:  # fmt: skip
     """A step of Adam, in place, on tensors whose numbers lie in memory in one order; `corrections`: 1 - beta^step."""
     numbers = theta.numel()
-    _adam[(triton.cdiv(numbers, 1024),)](
-        theta, gradient, first, second, corrections, lr, numbers, 1 - betas[0], betas[1], 1 - betas[1], decay, eps,
-        apart, 1024, num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(theta):
+        _adam[(triton.cdiv(numbers, 1024),)](
+            theta, gradient, first, second, corrections, lr, numbers, 1 - betas[0], betas[1], 1 - betas[1], decay, eps,
+            apart, 1024, num_warps=4,
+        )  # fmt: skip
 
 
 def sgd(
@@ -272,10 +304,11 @@ def sgd(
 ) -> None:
     """A step of SGD, in place, on tensors whose numbers lie in memory in one order."""
     numbers = theta.numel()
-    _sgd[(triton.cdiv(numbers, 1024),)](
-        theta, gradient, theta if velocity is None else velocity, lr, numbers, momentum, decay,
-        velocity is not None, nesterov, 1024, num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(theta):
+        _sgd[(triton.cdiv(numbers, 1024),)](
+            theta, gradient, theta if velocity is None else velocity, lr, numbers, momentum, decay,
+            velocity is not None, nesterov, 1024, num_warps=4,
+        )  # fmt: skip
 
 
 def _tile(numbers: int, most: int) -> int:

@@ -23,7 +23,7 @@ _FEW_ROWS = 64
 _LARGE_MATRIX = 2**16  # numbers; below that PyTorch's product takes as long
 _FEW_CHANNELS = 64  # with more, products of windows take as long
 _MANY_CHANNELS = 16  # from which on they are faster for the gradients of kernels
-_INDEXED = 2**31  # numbers of a client's images that a kernel can count
+_INDEXED = 2**31  # numbers of a client that a kernel can count
 
 
 @cache
@@ -110,7 +110,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """
     (m, inner), n = a.shape, b.shape[1]
     large = max(m * inner, inner * n, m * n)
-    lean = a.is_cuda and a.dtype == torch.float32 and min(m, inner) <= _FEW_ROWS and large >= _LARGE_MATRIX
+    lean = a.is_cuda and a.dtype == torch.float32 and min(m, inner) <= _FEW_ROWS and _LARGE_MATRIX <= large < _INDEXED
     if not lean or torch.backends.cuda.matmul.fp32_precision == "tf32" or not there():
         return a @ b
     y: Tensor = _LeanProduct.apply(a, b)  # type: ignore[no-untyped-call]
