@@ -21,10 +21,13 @@ def patient_ctrl_c() -> Iterator[None]:
         yield  # somebody else's to handle
         return
 
+    main_thread = threading.get_ident()
+
     def handler(number: int, frame: FrameType | None) -> None:
         if not _loading():
             raise KeyboardInterrupt
-        later = threading.Timer(_AGAIN, signal.raise_signal, [number])
+        # To the main thread itself: one that waits for something is not woken by a signal to another.
+        later = threading.Timer(_AGAIN, signal.pthread_kill, [main_thread, number])
         later.daemon = True
         later.start()
 
