@@ -131,7 +131,18 @@ def test_yaml_says_the_same(capfd: pytest.CaptureFixture[str], monkeypatch: pyte
 
 
 def test_an_attacked_run_is_repeated_from_its_toml(capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["--attack", "ipm", "--merge", "nnm+krum", "--set", "liars=0.3", "tau=3", "byzantine=0.2", "clients=6"]
+    words = [
+        "--attack",
+        "ipm",
+        "--merge",
+        "nnm+krum",
+        "--set",
+        "liars=0.3",
+        "tau=3",
+        "byzantine=0.2",
+        "clients=6",
+        "epochs=1",
+    ]
     assert main(["run", "digits", "fedavg", "--rounds", "2", *words, *SMALL, "--out", "first"]) == 0
     assert "The 2 who lie (ipm) are not counted." in " ".join(capfd.readouterr().out.split())
     assert main(["run", "first/run.toml", "--out", "again"]) == 0
@@ -172,7 +183,8 @@ def test_a_share_of_liars_is_said_once_and_with_an_attack(capfd: pytest.CaptureF
         assert "say how they lie, as in --attack sign-flip" in capfd.readouterr().err
         assert main([command, "digits", "fedavg", "--attack", "mimic", "--liars", "0.2", "--set", "liars=0.3"]) == 2
         assert "are both given" in capfd.readouterr().err
-    assert main(["run", "digits", "fedavg", "--attack", "mimic", "--liars", "0.34", *SMALL, "--out", "x"]) == 0
+    small = ["--rounds", "1", "--set", "clients=6", "epochs=1", *SMALL]
+    assert main(["run", "digits", "fedavg", "--attack", "mimic", "--liars", "0.34", *small, "--out", "x"]) == 0
     assert "liars = 0.34" in Path("x/run.toml").read_text()
 
 
