@@ -37,7 +37,7 @@ EXTRAS = {
     "griffe": "docs/doctests.py",
     "flwr": "*/deploy/*",
     "cryptography": "src/fedquilt/secure/*",
-    "triton": "src/fedquilt/layers/kernels.py",
+    "triton": "src/fedquilt/layers/*kernels.py",
     "plotly": "src/fedquilt/report/page_content.py",
 }
 

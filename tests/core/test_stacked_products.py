@@ -215,7 +215,7 @@ def test_where_no_kernel_can_be_made_pytorchs_are_taken(device: str, monkeypatch
     def no_compiler(*_: Any) -> None:
         raise RuntimeError("Failed to find C compiler")
 
-    kernels = pytest.importorskip("fedquilt.layers.kernels")
+    kernels = pytest.importorskip("fedquilt.layers.step_kernels")
     monkeypatch.setattr(kernels, "sgd", no_compiler)
     stacked_products.there.cache_clear()
     try:
@@ -225,6 +225,23 @@ def test_where_no_kernel_can_be_made_pytorchs_are_taken(device: str, monkeypatch
         assert torch.equal(product(rows, matrix), rows @ matrix)
     finally:
         stacked_products.there.cache_clear()
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=gpu)])
+def test_what_is_infinite_and_not_moved_stays(device: str) -> None:
+    mask = torch.full((2, 2**16), -torch.inf, device=device)
+    optimisers: tuple[Any, ...] = ("sgd", "adam", "adamw")
+    for how in optimisers:
+        Optimiser(fq.Training(optimiser=how), [mask]).step([torch.zeros_like(mask)], torch.tensor(0.1, device=device))
+    assert bool((mask == -torch.inf).all())
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=gpu)])
+def test_sums_of_nothing_are_zero(device: str) -> None:
+    kernels = pytest.importorskip("fedquilt.layers.kernels")
+    none = torch.zeros(2, 0, 6, 6, 3, device=device)
+    assert not any(bool(each.any()) for each in kernels.correlate(none, none, (3, 3), (1, 1), "ieee"))
+    assert not bool(kernels.multiply(torch.zeros(2, 70, 0, device=device), torch.zeros(2, 0, 9, device=device)).any())
 
 
 def test_on_a_cpu_products_are_pytorchs() -> None:

@@ -31,6 +31,7 @@ from fedquilt.engines.settings import Training
 from fedquilt.runs.run import run
 
 BAD = "client-2"
+PLAIN = {"momentum": 0.0}
 
 
 def project_of(folder: Path, rules: Rounds | None = None, **how: Any) -> tuple[Project, dict[str, Any]]:
@@ -82,6 +83,14 @@ def test_a_declaration_that_cannot_be_costs_its_client_alone(
     assert reason in hello["details"][BAD]
     assert f"client '{BAD}' is not in this run" in (folder / "leader.log").read_text()
     assert {row["client"] for row in lines(folder / "metrics.jsonl")} == {"client-0", "client-1", "client-3"}
+
+
+def test_training_that_the_method_cannot_have_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    project, spec = project_of(tmp_path / "fed")
+    post = LocalPost(project)
+    with pytest.raises(ValueError, match="train with optimiser=sgd and momentum=0"):
+        lead(project, {**spec, "method": "fednova", "training": {"momentum": 0.9}}, post)
+    assert not any(post.down.values())
 
 
 def test_nobody_counts_for_ten_times_the_others_by_saying_so(tmp_path: Path) -> None:
@@ -158,6 +167,42 @@ def test_of_two_the_one_with_the_odd_report_is_left_out(tmp_path: Path) -> None:
     post.accident = accident
     taken = [federation.step().participants for _ in range(3)]
     assert taken == [(0, 1), (1,), (0, 1)]
+
+
+@pytest.mark.parametrize(("method", "report"), [("fednova", "steps"), ("fedmn", "active")])
+def test_of_two_the_one_that_omits_its_reports_is_left_out_from_the_first_round_on(
+    tmp_path: Path, method: str, report: str
+) -> None:
+    """What clients report is known from the method: whoever says less does not make the other one look odd."""
+    federation, post = federate(tmp_path / "fed", digits_with_public(clients=2), method, 3, training=PLAIN)
+
+    def accident(name: str, round_: int, letter: bytes, device: Device) -> Answer | None:
+        if name != "client-1" or round_ == 0:
+            return None
+        arrays, text = unpack(device.handle(letter))
+        assert any(key.startswith(f"report/{report}") for key in arrays)
+        return Answer(name, pack({key: a for key, a in arrays.items() if not key.startswith("report/")}, text))
+
+    post.accident = accident
+    assert [federation.step().participants for _ in range(3)] == [(0,)] * 3
+    assert remote(federation).left_out == {"client-1": {"wrong-shape": 3}}
+
+
+def test_a_run_that_goes_on_knows_what_its_reports_looked_like(tmp_path: Path) -> None:
+    federation, post = federate(tmp_path / "fed", digits_with_public(clients=2), "fednova", 3, training=PLAIN)
+    federation.step()
+    kept = json.loads(json.dumps(remote(federation).kept()))
+    remote(federation).remember({**kept, "form": None})
+    assert remote(federation).kept()["form"] is None
+    remote(federation).remember(kept)
+
+    def accident(name: str, round_: int, letter: bytes, device: Device) -> Answer | None:
+        arrays, text = unpack(device.handle(letter))
+        shorter = {key: a.reshape(-1)[:0] if key.startswith("report/") else a for key, a in arrays.items()}
+        return Answer(name, pack(shorter, text)) if name == "client-0" else None
+
+    post.accident = accident
+    assert federation.step().participants == (1,)  # not the one with fewer numbers
 
 
 def test_who_is_silent_again_and_again_is_put_aside_for_growing_times(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def check(arrays: Mapping[str, NDArray[Any]], chooses: bool, how: Compression) -
         assert not report.is_floating_point() or bool(report.isfinite().all())
     honest = read_up(unpack(SENT[how])[0], DOWN, SIZES, LEARNED, how, 1000.0, False)
     answers = {0: (values, reports), 1: honest, 2: honest}
-    strange, _ = agree(answers, None)
+    strange, _ = agree(answers, None, honest[1])
     assert not strange & {1, 2}  # one is never more than two
     ups = stack(
         2, {number: answer for number, answer in answers.items() if number not in strange}, dict.fromkeys(answers, 0)

@@ -38,16 +38,6 @@ class LocalTraining:
                 raise ValueError(did_you_mean(name, ("auto", *ENGINES), "engine"))
             if name == "captured" and not captures(device):
                 raise ValueError("the engine 'captured' replays CUDA graphs, so it is for a GPU; take engine='auto'")
-        if terms.method.needs_plain_sgd and (terms.training.optimiser != "sgd" or terms.training.momentum):
-            raise ValueError(
-                f"the method '{terms.method.name}' reads gradients off the way that clients go, which holds for plain "
-                "SGD only; train with optimiser=sgd and momentum=0"
-            )
-        if terms.method.needs_no_decay and terms.training.weight_decay:
-            raise ValueError(
-                f"the method '{terms.method.name}' puts weights in place by its steps, and weight decay would move "
-                "them on; train with weight_decay=0"
-            )
         self.terms, self.steps, self.device = terms, list(steps), device  # after them those of fine-tuning that differ
         self._rounds, self._tunings = len(steps), dict[tuple[int, frozenset[str]], int]()
         looks = [step.data for step in steps if isinstance(step, Train | Do)]

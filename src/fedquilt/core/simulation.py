@@ -180,7 +180,7 @@ class Simulation:
                         family_state.loss = self.training.train(family_state, number, job, seen)
                         family_state.lost = (self.round, places)
             elif isinstance(step, Do):
-                if step.when == "round" and (not step.told or any(name.startswith(step.told) for name in down.told)):
+                if step.due(down.told):
                     reports |= do(step, seen())
             else:
                 chosen = each(seen(), step.function)

@@ -33,6 +33,18 @@ class Terms:
     compress: Compression = field(default_factory=Compression)
     everyone: bool = False  # whether models are also looked at on everyone's test samples, after the last round
 
+    def __post_init__(self) -> None:
+        if self.method.needs_plain_sgd and (self.training.optimiser != "sgd" or self.training.momentum):
+            raise ValueError(
+                f"the method '{self.method.name}' reads gradients off the way that clients go, which holds for plain "
+                "SGD only; train with optimiser=sgd and momentum=0"
+            )
+        if self.method.needs_no_decay and self.training.weight_decay:
+            raise ValueError(
+                f"the method '{self.method.name}' puts weights in place by its steps, and weight decay would move "
+                "them on; train with weight_decay=0"
+            )
+
     def public(self, client: Declared) -> list[Split]:
         """The public samples that a client holds, in its form: `common`, then `public_test`."""
         return [form_for(held, client) for held in (self.common, self.public_test) if held is not None]

@@ -111,7 +111,7 @@ class Optimiser:
 
     def step_by_kernel(self, at: int, gradient: Tensor, lr: Tensor) -> None:
         """A step of one large tensor, whose count of steps was moved already."""
-        from fedquilt.layers.kernels import adam, sgd
+        from fedquilt.layers.step_kernels import adam, sgd
 
         t, theta = self.training, self.parameters[at]
         if t.optimiser == "sgd":

@@ -30,6 +30,7 @@ from fedquilt.layers.dropout import has_dropout
 from fedquilt.layers.intercept import Interception
 from fedquilt.layers.norms import padding
 from fedquilt.layers.prepare import prepare_stack, stackable
+from fedquilt.layers.stacked_products import there
 
 _WHOLE_ROUND_STEPS = 512  # longer local training is replayed step by step: capturing it whole would take too long
 _MOST_STAGES = 64  # shapes of work whose memory and graphs are kept
@@ -44,6 +45,8 @@ class Vectorised:
 
     def __init__(self, recipe: TrainingSpec) -> None:
         self.recipe = recipe
+        if recipe.device.type == "cuda":
+            there()  # asked here: inside of a layer that is being differentiated it could not be tried
         self.module = prepare_stack(recipe.module(), gpu=recipe.device.type == "cuda")
         self.constants = Constants(self.module, recipe.layout.places)
         self.manners: Manners | None = None

@@ -88,6 +88,10 @@ class Do:
     when: Literal["round", "look"] = "round"
     told: str = ""
 
+    def due(self, told: Collection[str]) -> bool:
+        """Whether it is done in a round in which the server half tells clients these things."""
+        return self.when == "round" and (not self.told or any(name.startswith(self.told) for name in told))
+
 
 @dataclass(frozen=True)
 class Send:
@@ -97,6 +101,16 @@ class Send:
 
 
 Step = Install | Train | Do | Send
+
+
+def reported(steps: Sequence[Step], told: Collection[str]) -> frozenset[str]:
+    """Names of what clients report in a round in which the server half tells them these things.
+
+    >>> steps = [Install(), Do(dict, reports=("loss",)), Do(dict, reports=("score",), told="ballot")]
+    >>> sorted(reported(steps, ()))
+    ['loss']
+    """
+    return frozenset(name for step in steps if isinstance(step, Do) and step.due(told) for name in step.reports)
 
 
 def last(number: int) -> Which:

@@ -5,7 +5,6 @@
   kernels of many channels, where that is the faster way, the windows are written at the speed of memory.
 * Products of which one side is large and each of its numbers is used a few times only, at full precision: reading or
   writing them is what it takes. Tensor cores do three products in TF32 that make up one in float32.
-* Steps of optimisers: PyTorch's own give each of a few blocks a piece of 65,536 numbers.
 
 Sums are taken in one order, so the same numbers give the same bits. Triton is a part of PyTorch on Linux with CUDA; who
 calls this has asked whether it is there (`stacked_products.there`).
@@ -160,50 +159,6 @@ def _multiply(  # type: ignore[no-untyped-def]
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _adam(  # type: ignore[no-untyped-def]
-    theta, gradient, first, second, corrections, rate, numbers, new1, keep2, new2, decay, eps,
-    APART: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A step of Adam, or AdamW where decay is apart from the gradient."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < numbers
-    lr = tl.load(rate)
-    of_first = tl.load(corrections).to(tl.float32)
-    of_second = tl.load(corrections + 1).to(tl.float32)
-    p = tl.load(theta + at, mask=inside)
-    g = tl.load(gradient + at, mask=inside)
-    m = tl.load(first + at, mask=inside)
-    v = tl.load(second + at, mask=inside)
-    if APART:
-        p -= lr * decay * p
-    else:
-        g += decay * p
-    m += new1 * (g - m)
-    v = keep2 * v + new2 * g * g
-    p -= lr / of_first * m / (tl.sqrt_rn(v) / tl.sqrt_rn(of_second) + eps)
-    tl.store(theta + at, p, mask=inside)
-    tl.store(first + at, m, mask=inside)
-    tl.store(second + at, v, mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _sgd(  # type: ignore[no-untyped-def]
-    theta, gradient, velocity, rate, numbers, momentum, decay,
-    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A step of SGD."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < numbers
-    p = tl.load(theta + at, mask=inside)
-    g = tl.load(gradient + at, mask=inside) + decay * p
-    if MOMENTUM:
-        v = momentum * tl.load(velocity + at, mask=inside) + g
-        tl.store(velocity + at, v, mask=inside)
-        g = g + momentum * v if NESTEROV else v
-    tl.store(theta + at, p - tl.load(rate) * g, mask=inside)
-
-
 def _of_stacks(work: Callable[P, Result]) -> Callable[P, Result]:
     """On the GPU where the stacks are, as Triton takes the current one; in pieces where there are very many clients."""
 
@@ -274,6 +229,7 @@ def windows(x: Tensor, kernel: tuple[int, int], pad: tuple[int, int]) -> Tensor:
 @_of_stacks
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """(k, m, c) @ (k, c, n), however they lie in memory, with float32's precision; good where m or c is small."""
+    a, b = _countable(a), _countable(b)
     (k, m, c), n = a.shape, b.shape[2]
     tall, wide, deep = (_tile(m, 64), 64, 32) if c > 16 else (32, 128, 16)
     tiles = triton.cdiv(m, tall), triton.cdiv(n, wide)
@@ -286,29 +242,10 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return y[0] if parts == 1 else y.sum(0)
 
 
-def adam(
-    theta: Tensor, gradient: Tensor, first: Tensor, second: Tensor, corrections: Tensor, lr: Tensor,
-    betas: tuple[float, float], decay: float, eps: float, apart: bool,
-) -> None:  # fmt: skip
-    """A step of Adam, in place, on tensors whose numbers lie in memory in one order; `corrections`: 1 - beta^step."""
-    numbers = theta.numel()
-    with torch.cuda.device_of(theta):
-        _adam[(triton.cdiv(numbers, 1024),)](
-            theta, gradient, first, second, corrections, lr, numbers, 1 - betas[0], betas[1], 1 - betas[1], decay, eps,
-            apart, 1024, num_warps=4,
-        )  # fmt: skip
-
-
-def sgd(
-    theta: Tensor, gradient: Tensor, velocity: Tensor | None, lr: Tensor, momentum: float, nesterov: bool, decay: float
-) -> None:
-    """A step of SGD, in place, on tensors whose numbers lie in memory in one order."""
-    numbers = theta.numel()
-    with torch.cuda.device_of(theta):
-        _sgd[(triton.cdiv(numbers, 1024),)](
-            theta, gradient, theta if velocity is None else velocity, lr, numbers, momentum, decay,
-            velocity is not None, nesterov, 1024, num_warps=4,
-        )  # fmt: skip
+def _countable(stack: Tensor) -> Tensor:
+    """A stack in which a client's numbers are near enough to each other for a kernel to count the way."""
+    way = sum((size - 1) * step for size, step in zip(stack.shape[1:], stack.stride()[1:], strict=True))
+    return stack if way < 2**31 else stack.contiguous()
 
 
 def _tile(numbers: int, most: int) -> int:
@@ -321,8 +258,8 @@ def _parts(programs: int, length: int, step: int) -> tuple[int, int]:
     parts = 1
     while 2 * parts * programs <= _PROGRAMS and length > 8 * parts * step:
         parts *= 2
-    each = triton.cdiv(triton.cdiv(length, parts), step) * step
-    return triton.cdiv(length, each), each
+    each = max(1, triton.cdiv(triton.cdiv(length, parts), step)) * step
+    return max(1, triton.cdiv(length, each)), each
 
 
 assert torch.version.cuda is not None or triton.knobs.runtime.interpret, "made for NVIDIA's GPUs"

@@ -24,6 +24,7 @@ _LARGE_MATRIX = 2**16  # numbers; below that PyTorch's product takes as long
 _FEW_CHANNELS = 64  # with more, products of windows take as long
 _MANY_CHANNELS = 16  # from which on they are faster for the gradients of kernels
 _INDEXED = 2**31  # numbers of a client that a kernel can count
+_WIDEST = 64 * 65535  # columns, by what a launch counts
 
 
 @cache
@@ -34,7 +35,7 @@ def there() -> bool:
     if torch.cuda.get_device_capability() < (8, 0):
         return False
     try:
-        from fedquilt.layers.kernels import sgd
+        from fedquilt.layers.step_kernels import sgd
 
         one = torch.ones(1, device="cuda")
         sgd(one, one.clone(), None, one.clone(), 0.0, False, 0.0)
@@ -79,7 +80,11 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 
 @_lean_product.register_vmap
 def _(info: Any, in_dims: tuple[int | None, int | None], a: Tensor, b: Tensor) -> tuple[Tensor, int]:
-    k = info.batch_size
+    k, rows = info.batch_size, a.movedim(in_dims[0], 0) if in_dims[0] is not None else a
+    if (
+        in_dims[1] is None and b.ndim == 2 and in_dims[0] is not None
+    ):  # the same b for all, as for each sample's gradient
+        return (rows.flatten(0, 1) @ b).unflatten(0, rows.shape[:2]), 0
     return _lean_product(_stacked(a, in_dims[0], k), _stacked(b, in_dims[1], k)), 0
 
 
@@ -111,6 +116,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     (m, inner), n = a.shape, b.shape[1]
     large = max(m * inner, inner * n, m * n)
     lean = a.is_cuda and a.dtype == torch.float32 and min(m, inner) <= _FEW_ROWS and _LARGE_MATRIX <= large < _INDEXED
+    lean = lean and n <= _WIDEST
     if not lean or torch.backends.cuda.matmul.fp32_precision == "tf32" or not there():
         return a @ b
     y: Tensor = _LeanProduct.apply(a, b)  # type: ignore[no-untyped-call]
@@ -166,11 +172,12 @@ def _(
     info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor | None, pad_h: int, pad_w: int
 ) -> tuple[Tensor, int]:
     k = info.batch_size
-    if in_dims[1] is None and in_dims[2] is None and x.ndim == 5:  # the same for all, as for each sample's gradient
-        images = _stacked(x, in_dims[0], k)
+    images = _stacked(x, in_dims[0], k)
+    together = images.numel() * max(1, -(-weight.shape[-4] // x.shape[-1])) * 4 < _INDEXED
+    if in_dims[1] is None and in_dims[2] is None and images.ndim == 5 and together:  # as for each sample's gradient
         return _convolution(images.flatten(0, 1), weight, bias, pad_h, pad_w).unflatten(0, images.shape[:2]), 0
     added = None if bias is None else _stacked(bias, in_dims[2], k)
-    return _convolution(_stacked(x, in_dims[0], k), _stacked(weight, in_dims[1], k), added, pad_h, pad_w), 0
+    return _convolution(images, _stacked(weight, in_dims[1], k), added, pad_h, pad_w), 0
 
 
 @torch.library.custom_op("fedquilt::correlation", mutates_args=())
@@ -228,6 +235,8 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         wants, (kh, kw) = ctx.needs_input_grad, weight.shape[1:3]
         to_x = _back_to_images(grads[0], weight, ctx.pad) if wants[0] else None
+        if not (wants[1] or wants[2]):
+            return to_x, None, None, None, None
         to_weight, to_bias = _Correlation.apply(x, grads[0], kh, kw, *ctx.pad)  # type: ignore[no-untyped-call]
         return to_x, to_weight, to_bias if wants[2] else None, None, None
 

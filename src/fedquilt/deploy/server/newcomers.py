@@ -85,7 +85,7 @@ class Newcomers:
         grown, number = self.make(self.project, declared), len(federation.scenario.clients)
         clients = remote(grown)
         clients.turn(grown.server, federation.round)  # who has changed since the start has changed
-        clients.take_over(remote(federation))
+        clients.remember(remote(federation).kept())
         clients.accepted[name], clients.told[name] = FRESH, ""
         member = clients.members()[number]
         guest = welcomed(federation.server, member, Updates(federation.round, ()), clients)

@@ -36,7 +36,7 @@ from fedquilt.deploy.transport.transport import Patience, Transport
 from fedquilt.deploy.transport.wire import Refused, pack
 from fedquilt.interface.messages import Instructions, Update
 from fedquilt.interface.readout import SPLITS
-from fedquilt.interface.steps import Send
+from fedquilt.interface.steps import Send, reported
 from fedquilt.readouts import Readout
 from fedquilt.results import Evaluation
 from fedquilt.secure.protocol import TooFew
@@ -137,16 +137,11 @@ class RemoteClients:
         answers, _ = self._letters(server, {down.ids[0]: down}, (), 1, what="newcomer", patience=_INTRODUCTION)
         return stack(server.round + 1, answers, {down.ids[0]: 0})
 
-    def take_over(self, before: RemoteClients) -> None:
-        """What was known of the clients before there was one more."""
-        self.remember(before.kept())
-        self._form = before._form
-
     def kept(self) -> dict[str, Any]:
         """What a checkpoint must hold beside the server."""
         return {
             "accepted": self.accepted, "told": self.told, "left_out": self.left_out, "trained": dict(self._trained[1]),
-            "silence": self.silence.kept(),
+            "silence": self.silence.kept(), "form": self._form,
         }  # fmt: skip
 
     def remember(self, kept: Mapping[str, Any]) -> None:
@@ -155,6 +150,8 @@ class RemoteClients:
         self.silence = Silence(kept.get("silence"))
         self.left_out = {name: dict(codes) for name, codes in kept["left_out"].items()}
         self._trained = ({}, dict(kept.get("trained", {})))
+        form = kept.get("form")
+        self._form = form and tuple((name, tuple(shape), dtype) for name, shape, dtype in form)
 
     def model(self, number: int, down: Instructions | None = None) -> nn.Module:
         """Not here: a client's personal model holds private units, and these never leave it."""
@@ -168,7 +165,7 @@ class RemoteClients:
 
     def _spare(self, server: Server, chosen: Sequence[int]) -> list[int]:
         """Some clients more, where a round takes a part of all: those who answer first count."""
-        others = [number for number in range(len(self.names)) if number not in set(chosen)]
+        others = sorted({*range(len(self.names))} - set(chosen))
         count = min(len(others), math.ceil(self.rounds.spare * len(chosen)))
         if not count or self.stubs.terms.training.sampling == "poisson":  # where chance alone says who takes part
             return []
@@ -228,7 +225,8 @@ class RemoteClients:
 
     def _compare(self, answers: Answers, downs: Mapping[int, Instructions], record: Exchange) -> None:
         """Leaves out answers that do not go with those of the others."""
-        strange, self._form = agree(answers, self._form)
+        names = reported(self.stubs.steps, {name for down in downs.values() for name in down.told})
+        strange, self._form = agree(answers, self._form, names)
         for number in strange:
             del answers[number]
             record.refused[self.names[number]] = "wrong-shape"

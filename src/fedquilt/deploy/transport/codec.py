@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -243,10 +243,11 @@ def stack(
 
 
 def agree(
-    answers: Mapping[int, tuple[dict[str, Tensor], dict[str, Tensor]]], before: Form | None
+    answers: Mapping[int, tuple[dict[str, Tensor], dict[str, Tensor]]], before: Form | None, names: Collection[str]
 ) -> tuple[set[int], Form | None]:
-    """Clients whose reports have other names, shapes or dtypes than most, so that they cannot be stacked, and what most
-    have. Where as many have one form as another, that of the rounds `before` is right; else the one with fewer numbers.
+    """Clients whose reports have other `names` than the method's, or other shapes or dtypes than most, so that they
+    cannot be stacked; and what most have. Where as many have one form as another, that of the rounds `before` is right;
+    else the one with more of the names, and of these the one with fewer numbers.
     """
     forms = {
         i: tuple(sorted((name, tuple(r.shape), str(r.dtype)) for name, r in reports.items()))
@@ -255,8 +256,9 @@ def agree(
     if not forms:
         return set(), before
     many, all_forms = Counter(forms.values()), sorted(set(forms.values()))
+    known = {form: {name for name, *_ in form} <= set(names) for form in all_forms}
     numbers = {form: sum(math.prod(shape) for _, shape, _ in form) for form in all_forms}
-    usual = max(all_forms, key=lambda form: (many[form], form == before, -numbers[form]))
+    usual = max(all_forms, key=lambda form: (known[form], many[form], form == before, len(form), -numbers[form]))
     return {i for i, form in forms.items() if form != usual}, usual
 
 
