@@ -17,7 +17,7 @@ def add(
     folder: Where = Path("."),
     model: Annotated[str, typer.Option(help="Its model, as in init; else that of the first client.")] = "",
 ) -> None:
-    """Add a client to a federation; it takes part in runs that start from now on."""
+    """Add a client to a federation; it joins the run that goes on, and takes part in those that start from now on."""
     with flower():
         from fedquilt.deploy.ops import membership
         from fedquilt.deploy.project import Project
