@@ -49,6 +49,7 @@ from fedquilt.runs.rebuilding import make_method, make_readouts
 from fedquilt.scenarios import build
 
 CLIENTS, ROUNDS = 5, 25
+FAULTS_A_MINUTE = 100 / 30  # at least; where a machine is too busy for that, it takes longer
 METHODS = ("modfl", "fedper", "fedavg")
 HARMLESS = {"no-answer", "failed"}  # what an honest client may be left out for
 HERE = Path(__file__).parent
@@ -380,7 +381,7 @@ class Soak:
             self.machines.client(name)
         self.say(f"{CLIENTS} clients online after {self.everybody():.0f} s; faults begin")
         end = time.monotonic() + 60 * minutes
-        while time.monotonic() < end:
+        while time.monotonic() < end or self.faults.total() < FAULTS_A_MINUTE * minutes:
             self.tend()
             self.fault()
             gap = time.monotonic() + self.seconds(1, 7)

@@ -22,6 +22,7 @@ BEAT, LOG = "node.beat", "node.log"  # a file that the process touches while it 
 REFUSED = "refused: "  # before the sentence about why it cannot start at all
 _LONGEST_PAUSE = 240.0  # seconds
 _HUNG = 120.0  # seconds without a beat after which a process is ended from outside
+_LOOK = 5.0  # seconds between two looks at its beat
 _CALM = 120.0  # seconds that it must have lived for the pauses to be short again
 
 
@@ -84,7 +85,7 @@ class Care:
         assert pipe is not None
         beat, seen, moved = self.folders[0] / BEAT, 0.0, time.monotonic()
         while True:
-            if select.select([pipe], [], [], 5)[0]:
+            if select.select([pipe], [], [], _LOOK)[0]:
                 found = os.read(pipe.fileno(), 65536)
                 if not found:
                     return
