@@ -104,8 +104,9 @@ def find_nginx() -> str:
     found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/bin")
     if found is None:
         raise FileNotFoundError(
-            "nginx is not installed, and without it the port that clients reach would let strangers register nodes "
-            "and start runs; install it (for example `apt install nginx-light` or `brew install nginx`) and try again"
+            "nginx is not installed, and without it nothing bounds what strangers send to the port that clients reach, "
+            "how slowly, and over how many connections; install it (for example `apt install nginx-light` or "
+            "`brew install nginx`) and try again"
         )
     return found
 

@@ -51,8 +51,8 @@ class ServerSide:
             server = self.project.server
             if not self.with_gate and server.listen not in ("127.0.0.1", "localhost"):
                 raise ValueError(
-                    f"without nginx the server may listen on 127.0.0.1 alone, not on {server.listen}: whoever reaches "
-                    "Flower's port can register nodes and start runs"
+                    f"without nginx the server may listen on 127.0.0.1 alone, not on {server.listen}: nothing else "
+                    "bounds what strangers send, how slowly, and over how many connections"
                 )
             if listening(server.reachable, server.port):
                 raise OSError(f"port {server.port} is in use; end what listens there or change [server] port")
@@ -83,7 +83,10 @@ class ServerSide:
         """What the operator must read if there is no gate, or None."""
         if self.with_gate:
             return None
-        return "nginx is OFF: every process on this machine can register nodes and start runs."
+        return (
+            "nginx is OFF: every process on this machine reaches Flower's server, and nothing bounds what it sends, "
+            "how slowly, and over how many connections."
+        )
 
     @property
     def inner(self) -> Path:
