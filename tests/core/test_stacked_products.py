@@ -105,6 +105,14 @@ def test_each_samples_gradients_with_kernels_that_all_share() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+def test_each_samples_product_with_a_matrix_that_all_share(device: str) -> None:
+    samples, matrix = torch.randn(2, 5, 1, 300, device=device), torch.randn(2, 300, 70, device=device)
+    of_one = vmap(lambda row, shared: stacked_products._lean_product(row, shared), in_dims=(0, None))
+    torch.testing.assert_close(of_one(samples[0], matrix[0]), samples[0] @ matrix[0], atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(vmap(of_one)(samples, matrix), samples @ matrix[:, None], atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
 @pytest.mark.parametrize(("few", "inner", "made"), [(16, 300, 70), (5, 1000, 33), (64, 128, 600), (1, 4096, 64)])
 def test_few_rows_times_a_large_matrix(device: str, few: int, inner: int, made: int) -> None:
     """At the precision of float32, also where its halves are added up by more than one program."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedquilt.layers.stacked_products import convolution, convolution_precision, convolves
+from fedquilt.layers.stacked_products import convolution, convolution_precision, convolves, stacked
 
 
 class _Windows(torch.autograd.Function):
@@ -66,11 +66,7 @@ def _(rows: Tensor, weight: Tensor) -> Tensor:
 @_times.register_vmap
 def _(info: Any, in_dims: tuple[int | None, int | None], rows: Tensor, weight: Tensor) -> tuple[Tensor, int]:
     k = info.batch_size
-    stacks = [
-        tensor.expand(k, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip((rows, weight), in_dims, strict=True)
-    ]
-    return _times(*stacks), 0
+    return _times(stacked(rows, in_dims[0], k), stacked(weight, in_dims[1], k)), 0
 
 
 class _Product(torch.autograd.Function):

@@ -46,7 +46,8 @@ def there() -> bool:
         return False
 
 
-def _stacked(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
+def stacked(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
+    """What vmap gives an operation, clients first; what all have in common is repeated without a copy."""
     return tensor.expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
@@ -80,12 +81,11 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 
 @_lean_product.register_vmap
 def _(info: Any, in_dims: tuple[int | None, int | None], a: Tensor, b: Tensor) -> tuple[Tensor, int]:
-    k, rows = info.batch_size, a.movedim(in_dims[0], 0) if in_dims[0] is not None else a
-    if (
-        in_dims[1] is None and b.ndim == 2 and in_dims[0] is not None
-    ):  # the same b for all, as for each sample's gradient
+    k = info.batch_size
+    rows = stacked(a, in_dims[0], k)
+    if in_dims[1] is None and b.ndim == 2:  # the same b for all, as for each sample's gradient: it is read once
         return (rows.flatten(0, 1) @ b).unflatten(0, rows.shape[:2]), 0
-    return _lean_product(_stacked(a, in_dims[0], k), _stacked(b, in_dims[1], k)), 0
+    return _lean_product(rows, stacked(b, in_dims[1], k)), 0
 
 
 class _LeanProduct(torch.autograd.Function):
@@ -172,12 +172,12 @@ def _(
     info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor | None, pad_h: int, pad_w: int
 ) -> tuple[Tensor, int]:
     k = info.batch_size
-    images = _stacked(x, in_dims[0], k)
+    images = stacked(x, in_dims[0], k)
     together = images.numel() * max(1, -(-weight.shape[-4] // x.shape[-1])) * 4 < _INDEXED
     if in_dims[1] is None and in_dims[2] is None and images.ndim == 5 and together:  # as for each sample's gradient
         return _convolution(images.flatten(0, 1), weight, bias, pad_h, pad_w).unflatten(0, images.shape[:2]), 0
-    added = None if bias is None else _stacked(bias, in_dims[2], k)
-    return _convolution(images, _stacked(weight, in_dims[1], k), added, pad_h, pad_w), 0
+    added = None if bias is None else stacked(bias, in_dims[2], k)
+    return _convolution(images, stacked(weight, in_dims[1], k), added, pad_h, pad_w), 0
 
 
 @torch.library.custom_op("fedquilt::correlation", mutates_args=())
@@ -213,7 +213,7 @@ def _(
     info: Any, in_dims: tuple[int | None, ...], x: Tensor, grad: Tensor, kh: int, kw: int, pad_h: int, pad_w: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     k = info.batch_size
-    return _correlation(_stacked(x, in_dims[0], k), _stacked(grad, in_dims[1], k), kh, kw, pad_h, pad_w), (0, 0)
+    return _correlation(stacked(x, in_dims[0], k), stacked(grad, in_dims[1], k), kh, kw, pad_h, pad_w), (0, 0)
 
 
 class _Convolution(torch.autograd.Function):
