@@ -33,6 +33,7 @@ ALL: dict[str, dict[str, Any]] = {
     "split": {"method": "clustered", "settings": {"after": 1}},
     "neighbours": {"method": "gossip"},
     "narrow": {"method": "lg-fedavg", "merge": "median"},  # fewer columns than ranks
+    "narrow krum": {"method": "lg-fedavg", "merge": "krum"},
 }
 
 
@@ -40,8 +41,8 @@ def one(name: str, folder: Path, clients: int = 11, **more: Any) -> fq.Run:
     how: dict[str, Any] = {"method": "fedavg", "training": {"share": 1.0}, "rounds": 2, "checkpoint_every": 2}
     how |= ALL.get(name, {}) | more
     made = build(clients=clients)
-    if name in ("noise", "narrow"):  # noise and running statistics do not go together
-        model = {"noise": plain, "narrow": narrow}[name]
+    if name in ("noise", "narrow", "narrow krum"):  # noise and running statistics do not go together
+        model = plain if name == "noise" else narrow
         others = tuple(fq.Client(c.name, model, c.train, c.validation, c.test) for c in made.clients)
         made = replace(made, clients=others)
     if name == "late":
@@ -142,6 +143,14 @@ def test_a_median_moves_columns(tmp_path: Path) -> None:
     sent = max(moved(2, tmp_path, clients=40, merge="median"))
     half = 10 * (40 * WEIGHTS // 2 * 4 // 2)  # the other rank's columns of one's own 20 clients
     assert half <= sent <= half + 10 * (4 * WEIGHTS + 40 * 32 + 2500)
+
+
+@pytest.mark.parametrize("merge", ["krum", "geometric-median", "nnm+centred-clipping"])
+def test_merges_by_distances_move_columns_and_sums_over_columns(merge: str, tmp_path: Path) -> None:
+    sent = max(moved(2, tmp_path, clients=40, merge=merge))
+    half = 10 * (40 * WEIGHTS // 2 * 4 // 2)  # the other rank's columns of one's own 20 clients
+    sums = 10 * 8 * 40 * 40 * 2  # two tables of distances, in double precision
+    assert half <= sent <= half + sums + 10 * (4 * WEIGHTS + 40 * 32 + 2500)
 
 
 @pytest.mark.parametrize("shards", [4, 5, 7])

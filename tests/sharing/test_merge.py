@@ -25,6 +25,7 @@ from fedquilt.sharing import (
     Sums,
     TrimmedMean,
     UnitPlan,
+    columns,
     inherit,
     install,
     mean,
@@ -54,7 +55,7 @@ def column(*values: float) -> Tensor:
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two ways of summing on a CPU, and blocks of a few columns each."""
     monkeypatch.setattr(weighted_sums, "_FEW_CIRCLES", 10**9 if request.param == "product" else -1)
-    monkeypatch.setitem(weighted_sums._BLOCK, "cpu", 16)
+    monkeypatch.setitem(columns._BLOCK, "cpu", 16)
 
 
 def test_weighted_mean_by_hand(both_ways: None) -> None:

@@ -1,13 +1,13 @@
 """The server half among ranks: it merges what lies on all of them, and moves no more of it than the merge needs.
 
-Of means and of merges with noise the circles' sums go between ranks; of medians and trimmed means the columns of
-copies, some to each rank; other merges, and mixtures, look at whole copies, which go to all.
+Of means and of merges with noise the circles' sums go between ranks; of robust merges the columns of copies, some to
+each rank, and what is summed over columns (distances between copies, say); mixtures, and rules of one's own that do not
+say that they are `by_columns`, look at whole copies, which go to all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,9 @@ from fedquilt.core.spread import Spread
 from fedquilt.core.values import CircleValues, Key
 from fedquilt.interface.messages import Update
 from fedquilt.sharing import Merged, UnitPlan
+from fedquilt.sharing.columns import share_of_columns
 from fedquilt.sharing.merge import Mean
+from fedquilt.sharing.rule import apply_rule
 from fedquilt.sharing.weighted_sums import Sums, finite_rows
 
 
@@ -87,7 +89,7 @@ class RankedServer(Server):
             if isinstance(rule, Mean):
                 return self._sums(circle_values, parts, ids, plan.weight).mean()
         if isinstance(plan, UnitPlan) and self.guard is None and getattr(rule, "by_columns", False):
-            return self._by_columns(plan, parts, ids)
+            return self._by_columns(circle_values, plan, parts, ids)
         copies = [(part.block.numbers, part.block.columns(circle_values.units)) for part in parts]
         return circle_values.merged([(who, value) for who, value in copies if value is not None], self.merging)
 
@@ -111,8 +113,10 @@ class RankedServer(Server):
         total, weights, refused = self.ranks.added(vectors).split([plan.count * size, plan.count, len(ids)])
         return Sums(total.view(plan.count, size), weights, refused > 0)
 
-    def _by_columns(self, plan: UnitPlan, parts: Sequence[SpreadPart], ids: Tensor) -> Merged:
-        """A merge that looks at each column by itself: every rank merges some of the columns of all copies."""
+    def _by_columns(
+        self, circle_values: CircleValues, plan: UnitPlan, parts: Sequence[SpreadPart], ids: Tensor
+    ) -> Merged:
+        """A merge that looks at columns, and at sums over all of them: every rank merges some columns of all copies."""
         ranks, own = self.ranks, torch.cat([part.own for part in parts])
         width, device = own.shape[1], own.device
         counts = [sum(len(part.block.order[rank]) for part in parts) for rank in range(ranks.size)]
@@ -127,12 +131,15 @@ class RankedServer(Server):
         found = torch.cat(ranks.swap(parcels, [count * (mine[-1] - mine[0]) for count in counts]))
         copies = own.new_empty(len(ids), mine[-1] - mine[0])
         copies[order] = found.view(copies.shape)
+
+        def added(found: Sequence[Tensor]) -> Tensor:
+            sums = dict(zip(ranks.mine, (each.flatten() for each in found), strict=True))
+            return ranks.added(sums).view(found[0].shape)
+
         given = plan.row[ids].to(device), plan.weight[ids].to(device) * finite, plan.count
-        whole = self.rule(finite[:, None].float(), *given)  # whom it hears, with what weight
-        values = [
-            self.rule(copies[:, start - mine[0] : stop - mine[0]], *given).value.T.flatten()  # column after column
-            for start, stop in pairwise(mine)
-            if stop > start
-        ]
-        merged = ranks.spread(torch.cat([own.new_empty(0), *values]), [plan.count * (end[-1] - end[0]) for end in ends])
-        return whole._replace(value=torch.cat(merged).view(width, plan.count).T.contiguous(), refused=~finite)
+        context = circle_values.context(self.merging, slice(mine[0], mine[-1])).of(ids.to(device))
+        with share_of_columns([end - mine[0] for end in mine], added):
+            merged = apply_rule(self.rule, copies, *given, context)
+        columns = merged.value.T.flatten()  # column after column
+        values = torch.cat(ranks.spread(columns, [plan.count * (end[-1] - end[0]) for end in ends]))
+        return merged._replace(value=values.view(width, plan.count).T.contiguous(), refused=~finite)

@@ -122,7 +122,7 @@ class CircleValues:
 
     def merged(self, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Merged:
         """What becomes of client numbers and their copies, before the method makes something of it."""
-        guard, context = how.guard, self._context(how)
+        guard, context = how.guard, self.context(how)
         return guard.merge(self, parts) if guard else merge_unit(self.plan, parts, how.rule, context)
 
     def take(self, sums: Sums, ids: Tensor, how: Merging) -> Tensor:
@@ -140,11 +140,11 @@ class CircleValues:
         self.known |= merged.heard
         return merged.refused
 
-    def _context(self, how: Merging) -> MergeContext:
-        """What a rule may know beside the copies."""
+    def context(self, how: Merging, columns: slice = _ALL) -> MergeContext:
+        """What a rule may know beside these columns of the copies."""
         if not how.in_context:
             return NOTHING_KNOWN
-        return MergeContext(self.value, None if self.all_known() else self.known, how.key, how.trusted)
+        return MergeContext(self.value[:, columns], None if self.all_known() else self.known, how.key, how.trusted)
 
     def _updated(self, merged: Merged, parts: Sequence[tuple[Tensor, Tensor]], how: Merging) -> Tensor:
         """(circles, size) what the method makes of the merged values, unit by unit; what it remembers is kept here."""

@@ -14,9 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedquilt.sharing.columns import over_columns
 from fedquilt.sharing.robust import Median
 from fedquilt.sharing.rule import NOTHING_KNOWN, MergeContext
-from fedquilt.sharing.weighted_sums import Merged, Sums, column_blocks, finite_rows
+from fedquilt.sharing.weighted_sums import Merged, Sums, finite_rows
 
 _LEAST = torch.finfo(torch.float64).tiny
 _TRUSTED = "server"
@@ -33,6 +34,7 @@ class GeometricMedian:
     tensor([[1.5800, 1.5800]])
     """
 
+    by_columns: ClassVar[bool] = True
     least: ClassVar[int] = 3
     steps: int = 8
     smoothing: float = 1e-6
@@ -65,6 +67,7 @@ class NormBound:
     """
 
     needs_context: ClassVar[bool] = True
+    by_columns: ClassVar[bool] = True
     least: ClassVar[int] = 3
     radius: float | None = None
 
@@ -90,6 +93,7 @@ class CentredClipping:
     """
 
     needs_context: ClassVar[bool] = True
+    by_columns: ClassVar[bool] = True
     least: ClassVar[int] = 3
     radius: float | None = None
     steps: int = 3
@@ -122,6 +126,7 @@ class FLTrust:
     """
 
     needs_context: ClassVar[bool] = True
+    by_columns: ClassVar[bool] = True
     least: ClassVar[int] = 2
     trusted: tuple[str, ...] = (_TRUSTED,)
 
@@ -139,14 +144,14 @@ class FLTrust:
         trusted = nobody if context.trusted is None else context.trusted.to(values.device) & counted
         root = Sums.of(values, circle, trusted.double(), circles).mean()
         others = counted & ~trusted
-        along, length, step = (torch.zeros(len(values), dtype=torch.float64, device=values.device) for _ in range(3))
-        for columns in column_blocks(values):
+
+        def products(columns: slice) -> Tensor:
             start = held[:, columns].double()
             move = torch.where(others[:, None], values[:, columns].double() - start[circle], 0.0)
             towards = (root.value[:, columns].double() - start)[circle]
-            along += (move * towards).sum(1)
-            length += move.square().sum(1)
-            step += towards.square().sum(1)
+            return torch.stack([(move * towards).sum(1), move.square().sum(1), towards.square().sum(1)])
+
+        along, length, step = over_columns(values, products)
         length, step = length.sqrt(), step.sqrt()
         trust = others * (along / (length * step).clamp(min=_LEAST)).clamp(min=0)
         scale = step / length.clamp(min=_LEAST)
@@ -158,11 +163,12 @@ class FLTrust:
 
 def distances(values: Tensor, centre: Tensor, circle: Tensor, counted: Tensor) -> Tensor:
     """(k,) how far each copy is from the centre (C, size) of its circle, in double precision; 0 for who counts not."""
-    square = torch.zeros(len(values), dtype=torch.float64, device=values.device)
-    for columns in column_blocks(values):
+
+    def squares(columns: slice) -> Tensor:
         apart = values[:, columns].double() - centre[:, columns].double()[circle]
-        square += torch.where(counted[:, None], apart, 0.0).square().sum(1)
-    return square.sqrt()
+        return torch.where(counted[:, None], apart, 0.0).square().sum(1)
+
+    return over_columns(values, squares).sqrt()
 
 
 def _check_radius(rule: str, radius: float | None) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedquilt.sharing.mixedunit import AnyUnit, MixedUnit
 from fedquilt.sharing.robust import Median
-from fedquilt.sharing.rule import NOTHING_KNOWN, ContextRule, MergeContext, Rule
+from fedquilt.sharing.rule import NOTHING_KNOWN, MergeContext, Rule, apply_rule
 from fedquilt.sharing.weighted_sums import Merged, Sums
 
 Part = tuple[Tensor, Tensor]  # client numbers (k,) and their copies (k, size)
@@ -65,10 +65,7 @@ def merge_unit(
     weight = torch.ones(len(here), device=device) if isinstance(here, MixedUnit) else here.weight
     if not isinstance(rule, Mean):
         ids, values = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        if isinstance(rule, ContextRule):
-            trusted = None if context.trusted is None else context.trusted.to(device, non_blocking=True)[ids]
-            return rule(values, here.row[ids], weight[ids], here.count, context._replace(trusted=trusted))
-        return rule(values, here.row[ids], weight[ids], here.count)
+        return apply_rule(rule, values, here.row[ids], weight[ids], here.count, context.of(ids))
     rows = [None if here.count == 1 else here.row[ids] for ids, _ in parts]
     sums = [Sums.of(v, row, weight[ids], here.count) for row, (ids, v) in zip(rows, parts, strict=True)]
     return sum(sums[1:], sums[0]).mean()

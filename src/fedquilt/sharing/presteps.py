@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedquilt._util.randomness import GOLDEN, key_of, mix, signed
 from fedquilt.sharing.robust import Median, check_liars, count_rows, liars_in, squared_distances
-from fedquilt.sharing.rule import NOTHING_KNOWN, ContextRule, MergeContext, Rule
+from fedquilt.sharing.rule import NOTHING_KNOWN, MergeContext, Rule, apply_rule
 from fedquilt.sharing.weighted_sums import Merged, Sums, finite_rows
 
 
@@ -118,6 +118,11 @@ class Composed:
         return least
 
     @property
+    def by_columns(self) -> bool:
+        """Whether the rule is; the steps before it are."""
+        return bool(getattr(self.rule, "by_columns", False))
+
+    @property
     def trusted(self) -> tuple[str, ...]:
         """The names of clients that the rule trusts."""
         return tuple(getattr(self.rule, "trusted", ()))
@@ -131,9 +136,6 @@ class Composed:
         copies = Prepared(values, circle, counted.to(values.dtype), context.trusted)
         for number, step in enumerate(self.before):
             copies = step(copies, circles, key_of(context.key, number))
-        given = (copies.values, copies.circle, copies.weight, circles)
-        if isinstance(self.rule, ContextRule):
-            merged = self.rule(*given, context._replace(trusted=copies.trusted))
-        else:
-            merged = self.rule(*given)
+        known = context._replace(trusted=copies.trusted)
+        merged = apply_rule(self.rule, copies.values, copies.circle, copies.weight, circles, known)
         return merged._replace(refused=~finite, weight=weighs)

@@ -2,7 +2,7 @@
 
 All circles at once, without a loop over circles or clients. A client with a weight counts once, whatever its weight: a
 weight is a claim that a faulty client can make. `least` is the smallest circle in which a rule bears a single liar.
-Rules `by_columns` find each number of a value from that number of the copies alone.
+Rules `by_columns` find each number of a value from that number of the copies, and from sums over all (`columns`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedquilt.sharing.weighted_sums import Merged, Sums, column_blocks, finite_rows
+from fedquilt.sharing.columns import column_blocks, over_columns
+from fedquilt.sharing.weighted_sums import Merged, Sums, finite_rows
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Krum:
     tensor([[1.]])
     """
 
+    by_columns: ClassVar[bool] = True
     byzantine: int | float = 1
     keep: int | None = None
 
@@ -147,12 +149,13 @@ def squared_distances(values: Tensor, middle: Tensor, counted: Tensor) -> Tensor
     Rows are taken from the `middle` (k, width) of their circle: what all have in common would only cost digits. It is
     the median, since one huge copy would drag a mean along, and what tells the others apart would be lost in it.
     """
-    k = len(values)
-    gram = torch.zeros(k, k, dtype=torch.float64, device=values.device)
-    for columns in column_blocks(values):
+
+    def products(columns: slice) -> Tensor:
         apart = values[:, columns].double() - middle[:, columns]
         clean = torch.where(counted[:, None], apart, 0.0)
-        gram += clean @ clean.T
+        return clean @ clean.T
+
+    gram = over_columns(values, products)
     square = gram.diagonal()
     return (square + square[:, None] - 2 * gram).clamp(min=0)
 

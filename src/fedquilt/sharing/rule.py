@@ -23,6 +23,12 @@ class MergeContext(NamedTuple):
     key: int = 0  # a hash of the seed and the round, for whatever has to look random
     trusted: Tensor | None = None  # (k,) bool: whose copies the server trusts
 
+    def of(self, ids: Tensor) -> MergeContext:
+        """The same for the copies of some clients; `trusted` is over all clients before."""
+        if self.trusted is None:
+            return self
+        return self._replace(trusted=self.trusted.to(ids.device, non_blocking=True)[ids])
+
 
 NOTHING_KNOWN = MergeContext()
 
@@ -36,3 +42,12 @@ class ContextRule(Protocol):
     def __call__(
         self, values: Tensor, circle: Tensor, weight: Tensor, circles: int, context: MergeContext = NOTHING_KNOWN
     ) -> Merged: ...  # fmt: skip
+
+
+def apply_rule(
+    rule: Rule, values: Tensor, circle: Tensor, weight: Tensor, circles: int, context: MergeContext
+) -> Merged:  # fmt: skip
+    """What a rule makes of copies; it is told the context if it asks for one."""
+    if isinstance(rule, ContextRule):
+        return rule(values, circle, weight, circles, context)
+    return rule(values, circle, weight, circles)

@@ -7,15 +7,14 @@ Nothing here waits for the device: no value is read back, so a round on a GPU ru
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# Doubles of one block of columns: small enough to stay in a CPU's cache, few launches and at most 512 MiB on a GPU.
-_BLOCK = {"cpu": 2**18, "cuda": 2**26}
+from fedquilt.sharing.columns import column_blocks
+
 # Up to here a dense product beats adding rows one by one on a CPU. A GPU always takes the product: its index_add sums
 # in whatever order threads arrive, and the same seed must give the same bits.
 _FEW_CIRCLES = 16
@@ -115,12 +114,6 @@ def finite_rows(values: Tensor) -> Tensor:
     # On a GPU both ends are found at once; on a CPU that takes longer than finding one after the other.
     low, high = values.aminmax(dim=1) if values.is_cuda else (values.amin(1), values.amax(1))
     return high - low < math.inf  # NaN passes through both and is not below anything
-
-
-def column_blocks(values: Tensor) -> Iterator[slice]:
-    """Column blocks that keep temporaries small; a single one for units of common size on a GPU."""
-    width = max(1, _BLOCK["cuda" if values.is_cuda else "cpu"] // max(1, len(values)))
-    return (slice(at, at + width) for at in range(0, max(1, values.shape[1]), width))
 
 
 def _clean(values: Tensor, columns: slice, finite: Tensor) -> Tensor:
