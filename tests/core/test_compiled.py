@@ -78,8 +78,8 @@ class Counting(nn.Module):
 def test_what_decides_in_python_is_not_recorded(compiled: bool) -> None:
     net = Counting()
     with pytest.warns(RuntimeWarning, match="decides something in Python"):
-        step = recorded(lambda x: net(x), net, (torch.ones(1),), compiled)
-    assert {float(step(torch.ones(1))) for _ in range(2)} == {1.0, -1.0}
+        step = recorded(lambda x: (net(x),), net, (torch.ones(1),), compiled)
+    assert {float(*step(torch.ones(1))) for _ in range(2)} == {1.0, -1.0}
 
 
 def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +88,8 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(recording, "_compiled", refuses)
     with pytest.warns(RuntimeWarning, match="could not be compiled and runs as it is: no compiler here"):
-        step = recorded(lambda given: 2 * given["x"], nn.Identity(), ({"x": torch.ones(1), "none": None},), True)
-    assert step({"x": torch.tensor([3.0]), "none": None}).tolist() == [6.0]
+        step = recorded(lambda given, none: (2 * given["x"],), nn.Identity(), ({"x": torch.ones(1)}, None), True)
+    assert step({"x": torch.tensor([3.0])}, None)[0].tolist() == [6.0]
 
 
 def test_what_is_compiled_is_given_tensors_of_one_layout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +105,6 @@ def test_what_is_compiled_is_given_tensors_of_one_layout(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(recording, "_compiled", noting)
     table = torch.arange(24.0).view(2, 3, 4)
-    step = recorded(lambda x: x + 1, nn.Identity(), (table[:, 1],), compiled=True)
-    assert torch.equal(step(table[:, 1]), step(table[:, 1].clone()))
+    step = recorded(lambda x: (x + 1,), nn.Identity(), (table[:, 1],), compiled=True)
+    assert torch.equal(*step(table[:, 1]), *step(table[:, 1].clone()))
     assert seen == [(4, 1), (4, 1)]

@@ -8,14 +8,13 @@ for long runs; PyTorch keeps what it compiled and the next run of the same model
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedquilt.engines.stackability import python_state
 from fedquilt.layers.draws import in_one_operation
@@ -23,28 +22,27 @@ from fedquilt.layers.draws import in_one_operation
 DECIDES = "this model decides something in Python in every step (by chance, or by a counter), so steps are not {}"
 
 Program = Callable[..., Any]
+_NOTHING = torch.empty(0)
 
 
 def recorded(program: Program, module: nn.Module, arguments: tuple[Any, ...], compiled: bool) -> Program:
-    """A program of tensors, traced with these arguments and, if wanted, compiled; itself where it cannot be, said once.
+    """A program traced with these arguments and, if wanted, compiled; itself where it cannot be, said once.
 
-    >>> double = recorded(lambda given: {"y": 2 * given["x"]}, nn.Identity(), ({"x": torch.ones(2)},), compiled=False)
-    >>> double({"x": torch.tensor([3.0, 4.0])})
-    {'y': tensor([6., 8.])}
+    It takes tensors, stacks of them (dicts) and None, and returns a tuple of such.
+
+    >>> double = recorded(lambda x: ({"y": 2 * x},), nn.Identity(), (torch.ones(2),), compiled=False)
+    >>> double(torch.tensor([3.0, 4.0]))
+    ({'y': tensor([6., 8.])},)
     """
-    leaves, given = tree_flatten(arguments)
-    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    returned: list[Any] = []
+    returned: list[tuple[Any, ...]] = []
 
     def of_tensors(*tensors: Tensor) -> list[Tensor]:
-        every = list(leaves)
-        for at, tensor in zip(places, tensors, strict=True):
-            every[at] = tensor
-        outputs, how = tree_flatten(program(*tree_unflatten(every, given)))
-        returned.append(how)
-        return outputs
+        outputs = program(*_filled(arguments, tensors))
+        found = _tensors(outputs)
+        returned.append(_filled(outputs, [_NOTHING] * len(found)))  # their form, without what they hold
+        return found
 
-    tensors = _tensors(arguments, compiled)
+    tensors = _laid_out(arguments, compiled)
     done = "compiled" if compiled else "traced"
     before = python_state(module)
     try:
@@ -59,13 +57,35 @@ def recorded(program: Program, module: nn.Module, arguments: tuple[Any, ...], co
     except Exception as error:  # recording is only a way to be faster
         warnings.warn(f"a step could not be {done} and runs as it is: {error}", RuntimeWarning, stacklevel=3)
         return program
-    return lambda *now: tree_unflatten(traced(*_tensors(now, compiled)), returned[-1])
+    return lambda *now: _filled(returned[-1], traced(*_laid_out(now, compiled)))
 
 
-def _tensors(arguments: tuple[Any, ...], compiled: bool) -> list[Tensor]:
+def _laid_out(arguments: tuple[Any, ...], compiled: bool) -> list[Tensor]:
     """All tensors among arguments; what is compiled is so for one layout of each, and a view may come in another."""
-    tensors = [leaf for leaf in tree_flatten(arguments)[0] if isinstance(leaf, Tensor)]
+    tensors = _tensors(arguments)
     return [tensor.contiguous() for tensor in tensors] if compiled else tensors
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Their tensors in order. PyTorch's pytrees would do it too, and would take a tenth of a small step."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, dict):
+            found.extend(value.values())
+        elif isinstance(value, Tensor):
+            found.append(value)
+    return found
+
+
+def _filled(values: tuple[Any, ...], tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The same with these tensors in place of theirs."""
+    rest = iter(tensors)
+    return tuple(
+        {name: next(rest) for name in value} if isinstance(value, dict)
+        else next(rest) if isinstance(value, Tensor)
+        else value
+        for value in values
+    )  # fmt: skip
 
 
 def _compiled(traced: Any, tensors: list[Tensor]) -> Program:

@@ -206,10 +206,9 @@ class Stage:
         if self.batches and at is not None:
             return [of_all[at][:, :size] for of_all in self.batches]
         index = self.pick(self.indices, at)[:, :size]
-        if self.tables[0].device == index.device:
-            return [table[index] for table in self.tables]
-        # samples that do not fit on the device rest in host memory
-        return [table[index.cpu()].to(index.device) for table in self.tables]
+        flat = index.flatten().to(self.tables[0].device)  # samples that do not fit on a GPU rest in host memory
+        picked = [table.index_select(0, flat).to(index.device) for table in self.tables]  # whole rows: copies, fast
+        return [each.view(*index.shape, *each.shape[1:]) for each in picked]
 
     def size(self, at: int | None) -> int | None:
         """How many samples a client's batch of a step has; None: as many as there are places."""
