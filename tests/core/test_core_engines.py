@@ -466,7 +466,9 @@ def test_a_model_that_workers_cannot_stack_is_trained_one_by_one() -> None:
     federated.close()
 
 
-def trial(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float], stack: int, cores: int = 2) -> list[str]:
+def trial(
+    monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float], stack: int, cores: int = 2, rounds: int = 100
+) -> list[str]:
     """The engines that `auto` tries for a family, and at last the one it takes."""
     tried: list[str] = []
 
@@ -478,7 +480,7 @@ def trial(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float], stack: 
     monkeypatch.setattr("fedquilt.engines.select._seconds", instead)
     monkeypatch.setattr("fedquilt.engines.select.cores", lambda: cores)
     monkeypatch.setattr("fedquilt.engines.select.how_many_a_worker", lambda recipe, extras: stack)
-    federated = federation(points(), engine="auto")
+    federated = federation(points(training={"rounds": rounds}), engine="auto")
     federated.step(evaluate=False)
     tried += federated.simulation.engines
     federated.close()
@@ -488,14 +490,23 @@ def trial(monkeypatch: pytest.MonkeyPatch, seconds: Mapping[str, float], stack: 
 @pytest.mark.skipif(not can_fork(), reason="this system cannot fork")
 def test_auto_tries_what_may_be_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"vectorised": 1.0, "parallel-stacks": 1.1, "parallel": 2.0, "sequential": 3.0}
-    all_three = ["vectorised", "parallel-stacks", "parallel"]
+    all_three = ["vectorised", "vectorised", "parallel-stacks", "parallel"]  # first a step, then a trial of each
     # A trial is kind to stacks in the user's own process: they must be clearly faster.
     assert trial(monkeypatch, seconds, stack=8) == [*all_three, "parallel-stacks"]
     assert trial(monkeypatch, {**seconds, "vectorised": 0.5}, stack=8) == [*all_three, "vectorised"]
     assert trial(monkeypatch, {**seconds, "parallel": 0.5}, stack=8) == [*all_three, "parallel"]
     assert trial(monkeypatch, seconds, stack=1) == ["parallel"]  # too big to stack: nothing to try
-    assert trial(monkeypatch, seconds, stack=1, cores=4) == ["vectorised", "parallel", "vectorised"]  # 3 clients only
-    assert trial(monkeypatch, seconds, stack=8, cores=1) == ["vectorised", "sequential", "vectorised"]
+    three_clients = ["vectorised", "vectorised", "parallel", "vectorised"]
+    assert trial(monkeypatch, seconds, stack=1, cores=4) == three_clients
+    assert trial(monkeypatch, seconds, stack=8, cores=1) == ["vectorised", "vectorised", "sequential", "vectorised"]
+
+
+@pytest.mark.skipif(not can_fork(), reason="this system cannot fork")
+def test_what_is_soon_done_is_not_worth_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three clients take up to six steps of a millisecond each in a round."""
+    seconds = {"vectorised": 0.001, "parallel-stacks": 0.0001, "parallel": 0.0001}
+    assert trial(monkeypatch, seconds, stack=8, rounds=50) == ["vectorised", "vectorised", "vectorised"]
+    assert trial(monkeypatch, seconds, stack=8, rounds=60)[1:] == [*seconds, "parallel-stacks"]
 
 
 def test_an_unknown_engine_is_refused() -> None:

@@ -25,6 +25,7 @@ _KINDS: tuple[type[Engine], ...] = (Vectorised, Compiled, ParallelStacks, Parall
 ENGINES = {engine.name: engine for engine in _KINDS}
 _MIXES = "it mixes the samples of a batch, by a norm or a mean of its own, and clients have unlike numbers of them"
 _TRIAL_BATCHES = 4
+_NOT_WORTH_A_TRIAL = 1.0  # seconds of training in a whole run: trying the engines takes about as long
 _HERE = 0.35  # so much slower are stacks in the user's own process, where freed memory may not be kept
 _WAKING = 0.005  # seconds a round that workers lose while threads of the last merge still spin on their cores
 _FILLS_A_GPU = 2**28  # bytes that a client takes while it trains; stacks of bigger ones may be slower than one by one
@@ -51,7 +52,9 @@ def select_engine(name: str, recipe: TrainingSpec, rows: Tensor, extras: Mapping
         return Parallel(recipe)
     some = min(len(rows), 2 * stack * cores())
     few = max(1, some - some % cores())  # as many for one core as for another
-    short = _shortened(recipe)
+    if len(names) > 1 and recipe.device.type == "cpu" and _soon_done(recipe, rows, extras, few):
+        names = ["vectorised"]
+    short = _shortened(recipe, _TRIAL_BATCHES)
     if len(names) > 1 and size_of_a_client(recipe, extras).tensors < _TRACED_IN_TRIALS:
         short = replace(short, trace_after=1)  # stacks are compared as they will run
     seconds: dict[str, float] = {}
@@ -112,9 +115,7 @@ def _unseen(kind: str, recipe: TrainingSpec, seconds: Mapping[str, float], clien
     if kind == "vectorised" and "parallel-stacks" in seconds:
         return seconds[kind] * _HERE
     if issubclass(ENGINES[kind], Parallel):
-        training = recipe.training
-        batches = -(-max(recipe.samples.count) // training.batch) * training.epochs
-        return _WAKING / clients * min(1.0, _TRIAL_BATCHES / batches)
+        return _WAKING / clients * min(1.0, _TRIAL_BATCHES / _batches(recipe))
     return 0.0
 
 
@@ -142,9 +143,24 @@ def _can_fork(recipe: TrainingSpec, rows: Tensor) -> bool:
     return recipe.device.type == "cpu" and can_fork() and cores() > 1 and len(rows) > 1
 
 
-def _shortened(recipe: TrainingSpec) -> TrainingSpec:
+def _soon_done(recipe: TrainingSpec, rows: Tensor, extras: Mapping[str, Tensor], few: int) -> bool:
+    """Whether stacks train a whole run sooner than other engines could be tried, as far as single steps tell."""
+    training = recipe.training
+    try:
+        a_step = _seconds(Vectorised(_shortened(recipe, 1)), _job_of(recipe, rows, extras, few), repeats=1)
+    except Exception:  # a model that cannot be stacked: that is said where the engines are tried
+        return False
+    return a_step * len(rows) * _batches(recipe) * training.rounds < _NOT_WORTH_A_TRIAL
+
+
+def _batches(recipe: TrainingSpec) -> int:
+    """How many steps the client with the most samples takes in a round."""
+    return -(-max(recipe.samples.count) // recipe.training.batch) * recipe.training.epochs
+
+
+def _shortened(recipe: TrainingSpec, batches: int) -> TrainingSpec:
     """The same work with few batches a client and one epoch."""
-    most = recipe.training.batch * _TRIAL_BATCHES
+    most = recipe.training.batch * batches
     parts = tuple((x[:most], y[:most]) for x, y in recipe.samples.parts)
     samples = replace(recipe.samples, parts=parts, count=tuple(min(n, most) for n in recipe.samples.count))
     return replace(recipe, samples=samples, training=replace(recipe.training, epochs=1))
