@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from readers import Readers
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
@@ -21,23 +23,27 @@ def blocks(page: Path) -> list[str]:
     return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module")
+def readers() -> Iterator[Readers]:
+    readers = Readers()
+    yield readers
+    readers.close()
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+def test_the_code_of_a_page_runs(page: Path, readers: Readers, tmp_path: Path) -> None:
     """In a process of its own, in one go, as a reader who copies block after block."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    ran = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks(page))], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "Nothing was learnt" not in ran.stdout
-    gains = [float(gain) for gain in re.findall(r"gain over alone ([+-][\d.]+)", ran.stdout)]
+    ran = readers.read("\n".join(blocks(page)), tmp_path)
+    assert ran.code == 0, ran.err
+    assert "Nothing was learnt" not in ran.out
+    gains = [float(gain) for gain in re.findall(r"gain over alone ([+-][\d.]+)", ran.out)]
     promised = [float(gain) for gain in re.findall(r"gain over alone ([+-][\d.]+)", page.read_text(encoding="utf-8"))]
     assert len(gains) == len(promised), "a page shows what its code prints"
     assert all(gain > 2 for gain in gains), "an example that shows a gain has one"
     assert gains == pytest.approx(promised, abs=3), "the page says what its code gives, as far as machines differ"
 
 
-def test_the_cells_of_the_notebook_run(tmp_path: Path) -> None:
+def test_the_cells_of_the_notebook_run(readers: Readers, tmp_path: Path) -> None:
     """In order, in a process of its own; and it is kept without what its cells gave."""
     cells = json.loads((ROOT / "examples" / "first_federation.ipynb").read_text(encoding="utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -48,10 +54,8 @@ def test_the_cells_of_the_notebook_run(tmp_path: Path) -> None:
         "assert run.summary['gain_over_alone'] > 0.02, run.summary['gain_over_alone']",
         "assert 'gen1' in run._repr_html_(), 'the quilt is shown'",
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "MPLBACKEND": "agg"}
-    command = [sys.executable, "-c", "\n".join([*code, *checks])]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    ran = readers.read("\n".join([*code, *checks]), tmp_path)
+    assert ran.code == 0, ran.err
 
 
 def test_the_page_on_the_command_is_what_the_command_says() -> None:
