@@ -198,3 +198,50 @@ def test_a_twin_is_told_that_it_is_one(project: Project) -> None:
     twin, _ = fleet(project, project.client_folder("client-0"), refuse)
     with pytest.raises(Taken, match="another device uses its key"):
         twin.come_in()
+
+
+class Ended(Exception):
+    """The process has ended."""
+
+
+@pytest.mark.parametrize("what", ["away", "works", "there"])
+def test_a_process_that_finds_no_way_to_the_server_starts_afresh(
+    project: Project, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Whatever keeps it from there: its owner may have mended the folder, which is read at the start. A device that
+    works is left alone, however long that takes."""
+    folder = project.client_folder("client-0")
+    monkeypatch.setattr(node_module, "BEAT_EVERY", 0.1)
+    monkeypatch.setattr(node_module, "_LOST", 0.5)
+    monkeypatch.setattr(node_module, "_SELDOM", 0.1)
+
+    def letter(self: Fleet) -> Letter | None:
+        if what == "away":
+            raise httpx.ConnectError("refused")
+        return Letter(b"much to do", None) if what == "works" else None
+
+    looks = list[ClientLoop]()
+
+    def look(self: ClientLoop) -> bool:
+        looks.append(self)
+        if len(looks) == 40:  # two seconds
+            raise KeyboardInterrupt
+        return lost(self)
+
+    def ended(status: int) -> None:
+        raise Ended(status)
+
+    lost, over = ClientLoop.lost, threading.Event()
+    monkeypatch.setattr(ClientLoop, "lost", look)
+    monkeypatch.setattr("os._exit", ended)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    for name, instead in (("come_in", lambda self: None), ("letter", letter), ("beat", lambda self: True)):
+        monkeypatch.setattr(Fleet, name, instead)
+    monkeypatch.setattr(Fleet, "answer", lambda self, *_: None)
+    monkeypatch.setattr(ClientLoop, "_answer", lambda self, _: str(over.wait(60)).encode())
+    with pytest.raises(Ended if what == "away" else KeyboardInterrupt):
+        node_module.serve([folder], [folder / "data.npz"])
+    over.set()
+    looks[0].over.set()
+    log = (folder / "node.log").read_text() if (folder / "node.log").exists() else ""
+    assert ("no word from the server for 0 minutes" in log) == (what == "away")

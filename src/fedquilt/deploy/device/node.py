@@ -34,6 +34,7 @@ _SHARE, _OFTEN, _SELDOM = 0.25, 0.2, 3.0  # the next question after this share o
 _LONGEST = 10.0  # seconds between two attempts where waiting helps
 _LONGEST_FOR_GOOD = 240.0  # and where somebody has to do something
 _GLITCH = 5.0  # seconds of trouble that nobody needs to hear of
+_LOST = 900.0  # seconds without the server after which the process starts afresh, whatever keeps it from there
 
 
 def pause_after(silent: float) -> float:
@@ -57,6 +58,7 @@ class ClientLoop:
         self._known = ""  # the trouble that the owner was told of
         self._since: float | None = None  # when trouble began
         self._let_in = False  # which is news
+        self._heard: float | None = time.monotonic()  # when the server last answered; None while the device works
 
     def note(self, text: str) -> None:
         """A line in the client's own log, with its time; where the disk is full, it goes without."""
@@ -77,9 +79,10 @@ class ClientLoop:
                 letter = self.fleet.letter()
                 self._well()
                 if letter is not None:
-                    start = time.monotonic()
+                    start, self._heard = time.monotonic(), None
                     answer = self._answer(letter.content)
-                    self.fleet.answer(letter, answer, time.monotonic() - start)
+                    self._heard = end = time.monotonic()
+                    self.fleet.answer(letter, answer, end - start)
                     letter_at = time.monotonic()
                 pause = 0.5
                 self.over.wait(pause_after(time.monotonic() - letter_at))
@@ -108,8 +111,15 @@ class ClientLoop:
             except Exception as error:
                 self.note(f"the server was not told that this client is there ({type(error).__name__})")
 
+    def lost(self) -> bool:
+        """Whether there was no way to the server for so long that something here may be to blame: a process that
+        starts afresh has new connections, and reads its folder again, where somebody may have mended something."""
+        heard = self._heard
+        return heard is not None and time.monotonic() - heard > _LOST
+
     def _well(self) -> None:
         """The server has answered."""
+        self._heard = time.monotonic()
         if self._known or self._let_in:
             self.say("the server is there")
         self._known, self._since, self._let_in = "", None, False
@@ -145,6 +155,9 @@ def serve(folders: Sequence[Path], all_data: Sequence[Path]) -> None:
             (folders[0] / BEAT).touch()  # whoever started this process sees that it moves
         if not all(thread.is_alive() for thread in threads):
             os._exit(1)  # a client without its loop would look as if it were there
+        if all(loop.lost() for loop in loops):
+            loops[0].note(f"no word from the server for {_LOST / 60:.0f} minutes")  # which is told when it starts again
+            os._exit(1)
     for loop in loops:
         loop.over.set()
     end = time.monotonic() + 5
