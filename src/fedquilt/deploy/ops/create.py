@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from fedquilt._util.addresses import home_of, taken_apart
 from fedquilt.deploy.held import write_common
 from fedquilt.deploy.names import check_names
 from fedquilt.deploy.ops import keys
+from fedquilt.deploy.ops.own_model import carry, check_model
 from fedquilt.deploy.project import Address, FederationSpec, Node, Project, Rounds, Transfer
 from fedquilt.families.common import form_for
 from fedquilt.tasks import Task
@@ -40,16 +42,17 @@ def create(
     A model file is copied into every client's folder. What differs between clients (traits, labels, the model) is
     edited in their `client.toml`.
     """
-    _check_model(model)
+    check_model(model)
     terms = FederationSpec(classes=classes)
-    project = _skeleton(folder, names, Project(folder, server or Address(), rounds or Rounds(), transfer or Transfer(),
-                                               terms, tuple(names), secure=secure))  # fmt: skip
-    models: dict[str, Mapping[str, Any]] = {}
-    for name in names:
-        models[name] = {"builder": carry(model, project.client_folder(name))}
-        client_folder(project, name, {}, None, models[name], {})
-    carry(model, project.server_folder)
-    return _finish(project, models)
+    with _whole_or_not(folder):
+        rules = (server or Address(), rounds or Rounds(), transfer or Transfer())
+        project = _skeleton(folder, names, Project(folder, *rules, terms, tuple(names), secure=secure))
+        models: dict[str, Mapping[str, Any]] = {}
+        for name in names:
+            models[name] = {"builder": carry(model, project.client_folder(name))}
+            client_folder(project, name, {}, None, models[name], {})
+        carry(model, project.server_folder)
+        return _finish(project, models)
 
 
 def create_from_scenario(
@@ -72,29 +75,30 @@ def create_from_scenario(
         task=_task(scenario.task),
     )
     names = [client.name for client in scenario.clients]
-    project = _skeleton(folder, names, Project(folder, server or Address(), rounds or Rounds(), transfer or Transfer(),
-                                               terms, tuple(names), secure=secure))  # fmt: skip
-    held = {terms.common: scenario.common, terms.public_test: scenario.public_test}
-    for file, samples in held.items():
-        if samples is not None:
-            write_common(folder / file, samples)
-    models: dict[str, Mapping[str, Any]] = {}
-    for client in scenario.clients:
-        changes: dict[str, dict[str, Any]] = {}
-        for start, change in client.changes.items():
-            changes[str(start)] = {"labels": list(change.labels)} if change.labels is not None else {}
-            if change.model is not None:
-                changes[str(start)]["model"], source = model_reference(change.model, client.name)
-                _take_along(source, project, client.name)
-        reference, source = model_reference(client.model, client.name)
-        _take_along(source, project, client.name)
-        client_folder(project, client.name, client.traits, client.labels, reference, changes)
-        models[client.name] = {**reference, "changes": {k: v["model"] for k, v in changes.items() if "model" in v}}
-        _write_data(project.client_folder(client.name) / "data.npz", client)
+    with _whole_or_not(folder):
+        rules = (server or Address(), rounds or Rounds(), transfer or Transfer())
+        project = _skeleton(folder, names, Project(folder, *rules, terms, tuple(names), secure=secure))
+        held = {terms.common: scenario.common, terms.public_test: scenario.public_test}
         for file, samples in held.items():
             if samples is not None:
-                write_common(project.client_folder(client.name) / file, form_for(samples, client))
-    return _finish(project, models)
+                write_common(folder / file, samples)
+        models: dict[str, Mapping[str, Any]] = {}
+        for client in scenario.clients:
+            changes: dict[str, dict[str, Any]] = {}
+            for start, change in client.changes.items():
+                changes[str(start)] = {"labels": list(change.labels)} if change.labels is not None else {}
+                if change.model is not None:
+                    changes[str(start)]["model"], source = model_reference(change.model, client.name)
+                    _take_along(source, project, client.name)
+            reference, source = model_reference(client.model, client.name)
+            _take_along(source, project, client.name)
+            client_folder(project, client.name, client.traits, client.labels, reference, changes)
+            models[client.name] = {**reference, "changes": {k: v["model"] for k, v in changes.items() if "model" in v}}
+            _write_data(project.client_folder(client.name) / "data.npz", client)
+            for file, samples in held.items():
+                if samples is not None:
+                    write_common(project.client_folder(client.name) / file, form_for(samples, client))
+        return _finish(project, models)
 
 
 def model_reference(builder: Any, client: str) -> tuple[dict[str, Any], Path | None]:
@@ -128,10 +132,20 @@ def model_reference(builder: Any, client: str) -> tuple[dict[str, Any], Path | N
     return reference | ({"keywords": keywords} if keywords else {}), file
 
 
-def _skeleton(folder: Path, names: Sequence[str], project: Project) -> Project:
-    check_names(names)
+@contextmanager
+def _whole_or_not(folder: Path) -> Iterator[None]:
+    """Leaves nothing behind of a federation that cannot be made to its end."""
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} exists and is not empty; a federation is made in a new folder")
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _skeleton(folder: Path, names: Sequence[str], project: Project) -> Project:
+    check_names(names)
     project = replace(project, folder=folder.resolve())
     for part in ("authority", "server", "server/keys", "clients", "runs"):
         (project.folder / part).mkdir(parents=True)
@@ -207,31 +221,6 @@ def _take_along(file: Path | None, project: Project, client: str) -> None:
         for folder in (project.client_folder(client), project.server_folder):
             folder.mkdir(exist_ok=True)
             shutil.copy(file, folder)
-
-
-def _check_model(model: str) -> None:
-    """Refuses a model that is not there, before anything is made."""
-    from fedquilt.deploy.device.client_folder import builder
-
-    source, _, function = model.rpartition(":")
-    if source.endswith(".py") and Path(source).is_file():
-        builder(Path(source).parent, {"builder": f"{Path(source).name}:{function}"}, "every client")
-    elif source and function.isidentifier() and not source.endswith(".py"):
-        builder(Path(), {"builder": model}, "every client")
-
-
-def carry(model: str, folder: Path) -> str:
-    """The reference as the client's folder will know it; a model file is copied there."""
-    source, _, function = model.rpartition(":")
-    if not source or not function.isidentifier():
-        raise ValueError(f"'{model}' names no model; write file.py:function or package.module:function")
-    if not source.endswith(".py"):
-        return model
-    if not Path(source).is_file():
-        raise FileNotFoundError(f"the model file {source} does not exist")
-    folder.mkdir(exist_ok=True)
-    shutil.copy(source, folder)
-    return f"{Path(source).name}:{function}"
 
 
 def _write_data(path: Path, client: Client) -> None:

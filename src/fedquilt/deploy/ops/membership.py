@@ -14,7 +14,8 @@ from typing import Any
 
 from fedquilt.deploy.names import check_names
 from fedquilt.deploy.ops import keys
-from fedquilt.deploy.ops.create import carry, client_folder, own_hosts
+from fedquilt.deploy.ops.create import client_folder, own_hosts
+from fedquilt.deploy.ops.own_model import carry, check_model
 from fedquilt.deploy.ops.registration import register_clients
 from fedquilt.deploy.ops.server_processes import write_gate
 from fedquilt.deploy.project import Project
@@ -28,6 +29,7 @@ def add(project: Project, name: str, model: str = "") -> Project:
         raise FileExistsError(f"{folder} exists already; move it away, or take another name")
     reference: Mapping[str, Any]
     if model:
+        check_model(model)
         reference = {"builder": carry(model, folder)}
         carry(model, project.server_folder)
     else:
