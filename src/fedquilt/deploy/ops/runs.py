@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
 import time
@@ -190,8 +191,11 @@ def _go_on_with(project: Project, spec: Mapping[str, Any]) -> int:
         except Held:  # it is led after all
             return number_of(spec)
         except (httpx.HTTPError, OSError) as error:
-            if time.monotonic() > end:
-                raise Failed(f"the run {spec['run']} was cut off, and could not be gone on with: {error}") from None
+            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)  # then its leader could say nothing
+            if full or time.monotonic() > end:
+                why = "the disk is full, so free some space" if full else str(error)
+                told = f"the run {spec['run']} was cut off, and could not be gone on with: {why}"
+                raise Failed(told + _advice(spec)) from None
         time.sleep(1)
 
 
@@ -225,7 +229,8 @@ def follow(
             summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
             return summary
         if state.get("state") == "failed":
-            raise Failed(f"the run {spec['run']} failed: {state.get('error')}{_advice(spec)}")
+            error = str(state.get("error"))
+            raise Failed(f"the run {spec['run']} failed: {error}{_advice(spec, said=error)}")
         if time.monotonic() - checked > 2:
             checked = time.monotonic()
             status = _asked(project, number)
@@ -276,6 +281,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _advice(spec: Mapping[str, Any]) -> str:
+def _advice(spec: Mapping[str, Any], said: str = "") -> str:
     folder = Path(spec["folder"])
-    return f"; go on with `{RemoteRunFolder(folder).again}`" if (folder / CHECKPOINT).is_dir() else ""
+    again = RemoteRunFolder(folder).again
+    return f"; go on with `{again}`" if (folder / CHECKPOINT).is_dir() and again not in said else ""

@@ -29,7 +29,7 @@ from fedquilt.deploy.server.answers import Exchange, collect, largest_answer
 from fedquilt.deploy.server.bounds import outliers
 from fedquilt.deploy.server.scores import Losses, Said, evaluations, loss_of
 from fedquilt.deploy.server.secure_exchange import Letters, Read, SecureExchange, question
-from fedquilt.deploy.server.silence import NoQuorum, Silence
+from fedquilt.deploy.server.silence import Silence, no_quorum
 from fedquilt.deploy.transport.agreed import write_terms
 from fedquilt.deploy.transport.codec import LOOK, Form, agree, read_up, senders, stack, write_down
 from fedquilt.deploy.transport.transport import Patience, Transport
@@ -109,10 +109,8 @@ class RemoteClients:
             if len(answers) >= needed or secure.noise is not None:
                 break
         else:
-            raise NoQuorum(
-                f"round {server.round + 1} was tried {self.rounds.attempts} times and fewer than "
-                f"{self.rounds.quorum:.0%} of its clients answered; `fedquilt deploy status` says who is there"
-            )
+            told = {self.names[number]: self.told[self.names[number]] for number in asked}
+            raise no_quorum(server.round + 1, self.rounds.attempts, self.rounds.quorum, told)
         self.accepted |= {self.names[number]: tokens[number] for number in answers}
         losses = {self.names[number]: loss_of(self._said[number].get("training_loss")) for number in answers}
         self._trained = (self._trained[1], {name: loss for name, loss in losses.items() if math.isfinite(loss)})

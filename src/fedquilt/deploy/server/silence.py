@@ -6,12 +6,33 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from fedquilt.deploy.transport.wire import REASONS
+
 _LONGEST = 32  # rounds
 _GLITCH = 5.0  # seconds of waiting that nobody needs to hear of
 
 
 class NoQuorum(RuntimeError):
-    """Too few clients answered, again and again."""
+    """Too few clients answered, or too few answers could be taken, again and again."""
+
+
+def no_quorum(round_: int, attempts: int, quorum: float, told: Mapping[str, str]) -> NoQuorum:
+    """What ends a run; `told` has why each client's answer to the last attempt was left out, or nothing.
+
+    >>> print(no_quorum(1, 2, 0.5, {"a": "no-answer", "b": ""}))
+    round 1 was tried 2 times and fewer than 50% of its clients answered; `fedquilt deploy status` says who is there
+    >>> str(no_quorum(1, 2, 0.5, {"a": "not-finite", "b": "not-finite", "c": "no-answer"})).partition("; ")[2]
+    'at the last try it held NaN or infinite values (a, b), no answer came in time (c)'
+    """
+    tried = f"round {round_} was tried {attempts} times and fewer than {quorum:.0%} of its clients "
+    reasons: dict[str, list[str]] = {}
+    for name, code in told.items():
+        if code:
+            reasons.setdefault(REASONS[code], []).append(name)
+    if reasons.keys() <= {REASONS["no-answer"]}:
+        return NoQuorum(f"{tried}answered; `fedquilt deploy status` says who is there")
+    shown = (f"{why} ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})" for why, names in reasons.items())
+    return NoQuorum(f"{tried}gave an answer that could be taken; at the last try {', '.join(shown)}")
 
 
 class Silence:
