@@ -130,6 +130,10 @@ class Soak:
         mine = {row_key(row): row["accuracy"] for row in lines(folder / "metrics.jsonl") if before_all(late, row)}
         theirs = replay(summary["method"], summary["seed"], took)
         off = [key for key, accuracy in mine.items() if abs(accuracy - theirs[key]) > 1e-6]
+        seen = {(row["round"], row["client"]) for row in lines(folder / "metrics.jsonl")}
+        silent = [(round_, name) for round_ in took for name in took[round_] if (round_ - 1, name) not in seen]
+        if silent:
+            raise Wrong(f"the run {self.run} has no scores of who took part in the next round: {silent[:3]}")
         share = sum(map(len, took.values())) / (CLIENTS * len(took))
         self.runs.append({"run": self.run, "accuracy": summary["accuracy_mean"], "took part": share, "rows": len(mine)})
         told = f"accuracy {summary['accuracy_mean']:.3f}, {share:.0%} took part, {len(mine)} scores"
@@ -320,7 +324,7 @@ class Soak:
 
     def liar(self) -> str:
         """Somebody has a client's key for a while."""
-        name, way, seconds = self.client(), self.random.choice(WAYS), self.seconds(6, 12)
+        name, way, seconds = self.client(), self.random.choice(WAYS), self.seconds(8, 16)
         self.bad[self.run].add(name)
         process = self.machines.running[name]
         process.terminate()

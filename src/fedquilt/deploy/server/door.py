@@ -188,10 +188,13 @@ def main() -> None:
     from flwr.superlink.routers.fleet import node_auth
     from starlette.middleware import Middleware
 
+    from fedquilt.deploy.server.lighter import lighten
+
     folder = Path(sys.argv.pop(1))
     secret = (folder / "server" / "control.secret").read_text()
     extensions.get_middleware = lambda: (Middleware(Door, folder=folder, secret=secret),)
     vars(node_auth).update(SYSTEM_TIME_TOLERANCE=AHEAD, TIMESTAMP_TOLERANCE=BEHIND)
+    lighten()
     flower_superlink()
 
 
