@@ -91,10 +91,18 @@ def test_a_key_is_worth_nothing_once_it_was_replaced_or_taken_away(project: Proj
 
 def test_a_body_that_is_too_large_stays_outside(project: Project) -> None:
     gate = door(project)
-    for shown in ({"content-length": str(9 << 20)}, {"transfer-encoding": "chunked"}, {"content-length": "-5"}):
+    for path, shown in (
+        ("push-object", {"content-length": str(9 << 20)}),
+        ("push-object", {"transfer-encoding": "chunked"}),
+        ("push-object", {"transfer-encoding": "Chunked"}),
+        ("push-object", {"content-length": "-5"}),
+        ("push-messages", {"content-length": str(1 << 20)}),  # only pieces of arrays are that large
+    ):
         with pytest.raises(Closed) as closed:
-            gate.check("/v1/fleet/push-object", headers(project) | shown)
+            gate.check(f"/v1/fleet/{path}", headers(project) | shown)
         assert closed.value.status == 413
+    gate.check("/v1/fleet/push-object", headers(project) | {"content-length": str(6 << 20)})
+    gate.check("/v1/fleet/push-messages", headers(project) | {"content-length": str(100 << 10)})
 
 
 def test_uploads_are_counted_against_what_the_run_expects(project: Project) -> None:

@@ -66,7 +66,7 @@ class Machines:
     def type(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         command = [str(Path(sys.executable).parent / "fedquilt"), "deploy", *words]
         with (self.project.folder / f"{name}.out").open("ab") as out:
-            self.running[name] = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+            self.running[name] = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, process_group=0)
         return self.running[name]
 
     def server(self) -> None:

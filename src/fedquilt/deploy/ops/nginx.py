@@ -29,6 +29,7 @@ FLEET_PATHS = (
 )
 STRANGERS = "strangers.log"
 _CONNECTIONS = 256  # of one address at a time: a site with many devices has one, and so has an attacker
+_OF_A_CLIENT = 16  # requests at a time: it needs a few, and each may lay 8 MiB into memory
 SELF_REGISTRATION = ("register-node", "unregister-node")  # only where node authentication was switched off
 
 _CONFIGURATION = """\
@@ -52,6 +53,7 @@ http {{
   log_format unknown '$time_iso8601 $remote_addr $http_flwr_public_key';
   access_log "{folder}/{strangers}" unknown if=$unknown;
   limit_conn_zone $binary_remote_addr zone=addresses:10m;
+  limit_conn_zone $client zone=clients:10m;
   limit_conn_status 503;
   server_tokens off;
   client_body_temp_path "{folder}/body";
@@ -73,6 +75,7 @@ http {{
     lingering_timeout 2s;
     reset_timedout_connection on;
     limit_conn addresses {connections};
+    limit_conn clients {of_a_client};
     proxy_buffering off;
     proxy_http_version 1.1;
     proxy_set_header Connection "";
@@ -137,6 +140,7 @@ def configuration(
         port=port,
         inner_port=inner_port,
         connections=_CONNECTIONS,
+        of_a_client=_OF_A_CLIENT,
         keys="\n".join(f'    "{key}" "{name}";' for name, key in (keys or {}).items()),
         ssl=" ssl" if tls else "",
         tls=_TLS.format(server=server) if tls else "",

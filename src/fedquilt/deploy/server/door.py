@@ -32,6 +32,7 @@ SECRET_HEADER = "x-fedquilt-operator"
 REFUSED = "refused.jsonl"
 AHEAD, BEHIND = 60.0, 300.0  # seconds that a client's clock may be off
 _LARGEST_BODY = 8 << 20  # arrays travel in pieces of 5 MiB
+_LARGEST_QUESTION = 128 << 10  # all but these pieces: unpacked, such a request can take thirty times its bytes
 _LARGEST_ANSWER = 16 << 20  # of a client that no run has said more about
 _AGAIN = 60.0  # seconds after which the same refusal is noted once more
 
@@ -87,8 +88,9 @@ class Door:
             if not hmac.compare_digest(headers.get(SECRET_HEADER, "").encode(), self.secret.encode()):
                 raise Closed(401, "only the operator of this federation may ask that")
         elif path.startswith("/v1/fleet/"):
-            if size > _LARGEST_BODY or "chunked" in headers.get("transfer-encoding", ""):
-                raise Closed(413, f"a request has at most {_LARGEST_BODY} bytes, and says how many")
+            largest = _LARGEST_BODY if path.endswith("/push-object") else _LARGEST_QUESTION
+            if size > largest or "transfer-encoding" in headers:
+                raise Closed(413, f"such a request has at most {largest} bytes, and says how many")
             client = self.keys.client_of(headers)
             if client and path.endswith("/push-object"):  # without authentication nobody can be told from another
                 self.limits.take(client, size)
