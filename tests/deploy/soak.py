@@ -131,9 +131,10 @@ class Soak:
         theirs = replay(summary["method"], summary["seed"], took)
         off = [key for key, accuracy in mine.items() if abs(accuracy - theirs[key]) > 1e-6]
         seen = {(row["round"], row["client"]) for row in lines(folder / "metrics.jsonl")}
-        silent = [(round_, name) for round_ in took for name in took[round_] if (round_ - 1, name) not in seen]
+        silent = [(round_ - 1, name) for round_ in took for name in took[round_] if round_ > 1]
+        silent = [missing for missing in silent if missing not in seen]  # whoever trains says how good it was before
         if silent:
-            raise Wrong(f"the run {self.run} has no scores of who took part in the next round: {silent[:3]}")
+            raise Wrong(f"the run {self.run} has no scores of {silent[:3]}, who took part in the next round")
         share = sum(map(len, took.values())) / (CLIENTS * len(took))
         self.runs.append({"run": self.run, "accuracy": summary["accuracy_mean"], "took part": share, "rows": len(mine)})
         told = f"accuracy {summary['accuracy_mean']:.3f}, {share:.0%} took part, {len(mine)} scores"
