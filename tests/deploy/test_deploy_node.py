@@ -28,9 +28,9 @@ def project(tmp_path: Path) -> Project:
     return create_from_scenario(tmp_path / "fed", digits_with_public(clients=2))
 
 
-def refusal(status: int, detail: str = "") -> httpx.HTTPStatusError:
+def refusal(status: int, detail: str = "", **more: int) -> httpx.HTTPStatusError:
     request = httpx.Request("POST", "https://localhost")
-    body = json.dumps({"detail": detail}) if detail else "<html>"
+    body = json.dumps({"detail": detail} | more) if detail else "<html>"
     return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, text=body, request=request))
 
 
@@ -141,6 +141,19 @@ def test_the_servers_own_words_reach_the_owner(project: Project, monkeypatch: py
     assert said[0] == (
         "the server sends this client away: the device's clock is 70 s ahead of the server's; set it right"
     )
+
+
+def test_an_answer_for_a_run_that_has_ended_sends_nobody_away(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a walk found: after a restart of the server a client's owner read that the server had sent it away."""
+    over = refusal(403, "The current run status does not allow this Fleet API operation.", code=2007)
+    script, said = play(project, monkeypatch, [b"1", over, b"2"])
+    assert script.answers == [b"answer to 1", b"answer to 2"]
+    assert script.came_in == 1
+    assert said == ["the server is there", "the run that an answer was for has ended", "the server is there"]
+    other = refusal(403, "Failed to get run.", code=2008)
+    assert play(project, monkeypatch, [other])[1][0] == "the server sends this client away: Failed to get run."
 
 
 class Flower:

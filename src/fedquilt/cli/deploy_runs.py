@@ -84,6 +84,7 @@ def watch(project: Project, spec: Mapping[str, Any], number: int, stop: bool) ->
     from fedquilt.deploy.ops.runs import follow as look_at
     from fedquilt.deploy.ops.runs import see_through, stop_run
     from fedquilt.deploy.server.run_folder import RemoteRunFolder
+    from fedquilt.runs.alarms import in_short
 
     try:
         summary = (see_through if stop else look_at)(project, spec, number, tell_exchange, say=say)
@@ -99,6 +100,10 @@ def watch(project: Project, spec: Mapping[str, Any], number: int, stop: bool) ->
         say(summary["compression"])
     if "privacy" in summary:
         say(in_full(summary))
+    if summary.get("alarms"):
+        say(in_short(summary["alarms"]))
+    if "trouble" in summary:
+        say(summary["trouble"])
     say(f"Kept in {spec['folder']}; look at it with: fedquilt report {spec['folder']}")
 
 

@@ -38,6 +38,7 @@ from flwr.supercore.constant import (
     FLWR_PACKAGE_NAME_METADATA_KEY,
     FLWR_PACKAGE_VERSION_METADATA_KEY,
 )
+from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
@@ -245,8 +246,10 @@ def reason(error: BaseException, node: Node) -> tuple[str, bool]:
             return told, True
     if isinstance(error, httpx.HTTPStatusError):
         status = error.response.status_code
+        if status == 403 and _told(error, "code") == ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED:
+            return "the run that an answer was for has ended", False
         if status in (401, 403, 413):
-            return f"the server sends this client away: {_detail(error) or UNKNOWN_KEY}", True
+            return f"the server sends this client away: {_told(error, 'detail') or UNKNOWN_KEY}", True
         return f"{where} is busy" if status >= 500 else f"{where} answered with status {status}", False
     if isinstance(error, httpx.HTTPError):
         return f"{where} cannot be reached: {str(error) or type(error).__name__}", False
@@ -265,9 +268,9 @@ def _causes(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-def _detail(error: httpx.HTTPStatusError) -> str:
-    """Why the server sends this client away; the gate in front of it knows registered keys only, and says nothing."""
+def _told(error: httpx.HTTPStatusError, what: str) -> Any:
+    """What the server says of a refusal; the gate in front of it knows registered keys only, and says nothing."""
     try:
-        return str(json.loads(error.response.content).get("detail", ""))
+        return json.loads(error.response.content).get(what)
     except (ValueError, AttributeError):
-        return ""
+        return None
