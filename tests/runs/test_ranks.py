@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from ranks_help import in_ranks
 from run_help import SETTINGS, build, contents, kept
 from safetensors.torch import load_file
@@ -95,6 +96,23 @@ def test_ranks_do_what_one_process_does(method: str, folder: Path, tmp_path: Pat
 def rows_at_the_end(folder: Path) -> Tensor:
     found = [fq.load_model(folder, f"c{i}").state_dict() for i in range(7)]
     return torch.stack([torch.cat([tensor.flatten().float() for tensor in state.values()]) for state in found])
+
+
+def test_nobody_goes_before_all_have_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has the addresses: on a busy machine it was over and gone, and another rank waited for half an hour."""
+    meet, met = dist.init_process_group, tmp_path / "met"
+
+    def slowly(*given: Any, rank: int, **named: Any) -> None:
+        meet(*given, rank=rank, **named)
+        if rank == 1:
+            time.sleep(0.5)
+            met.touch()
+
+    def work() -> None:
+        assert met.exists()
+
+    monkeypatch.setattr(dist, "init_process_group", slowly)
+    assert in_ranks(3, work) == [0] * 3
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
