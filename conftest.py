@@ -26,6 +26,10 @@ if "FEDQUILT_STATE" not in os.environ:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Nobody cuts the power here: what a killed process has written is there without waiting for a disk, which on some
+# machines takes longer than all the rest.
+os.fsync = lambda descriptor: None
+
 try:
     from hypothesis import settings
 
