@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,19 @@ import torch
 pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
-from deploy_help import digits_with_public, federate, row_key, same_rows
+from deploy_help import LocalPost, digits_with_public, federate, row_key, same_rows
 
 import fedquilt as fq
 from fedquilt.core.federation import Federation
+from fedquilt.deploy.ops.create import create_from_scenario
+from fedquilt.deploy.project import Address
+from fedquilt.deploy.server.coordinator import lead
+from fedquilt.deploy.server.newcomers import welcomed
+from fedquilt.deploy.server.remote_clients import remote
+from fedquilt.deploy.server.run_folder import RemoteRunFolder
 from fedquilt.deploy.transport.transport import Answer
 from fedquilt.deploy.transport.wire import pack, unpack
+from fedquilt.interface.messages import Updates
 from fedquilt.methods import FedAvg
 from fedquilt.runs.result import Run
 from fedquilt.scenario import Scenario
@@ -121,3 +129,28 @@ def test_a_second_question_in_a_round_is_not_answered(tmp_path: Path) -> None:
 def test_what_is_refused_in_a_simulation_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="its server half finds something"):
         federate(tmp_path, scenario(), "clustered", 1, dp=CENTRAL)
+
+
+@pytest.mark.parametrize("dp", [CENTRAL, LOCAL], ids=["client", "local"])
+def test_a_private_run_does_not_go_back(tmp_path: Path, dp: dict[str, Any]) -> None:
+    """With the noise of a round that devices have, the sum of other clients would be told: the difference is bare."""
+    project = create_from_scenario(tmp_path / "fed", scenario(), Address())
+    spec = {"run": "r", "method": "fedavg", "rounds": 2, "seed": 0, "dp": dp}
+    spec |= {"project": str(project.folder), "folder": str(project.runs / "r")}
+    lead(project, spec, LocalPost(project))
+    records = RemoteRunFolder(spec["folder"])
+    records.go_back_to(2)  # where it is
+    with pytest.raises(ValueError, match="the run r promises privacy, and devices have what came after round 1"):
+        records.go_back_to(1)
+    assert records.earlier() == [0, 1, 2]
+
+
+def test_a_newcomer_is_counted_among_those_whom_the_clip_follows(tmp_path: Path) -> None:
+    """As it is where the run goes on from its files with all of them; whoever was there before has what it had."""
+    deployed, _ = federate(tmp_path, scenario(), "fedavg", 1, dp=CENTRAL | {"adaptive": True, "noise": 0.01})
+    server = deployed.server
+    member = replace(server.roster.members[0], name="newcomer")
+    grown = welcomed(server, member, Updates(0, ()), remote(deployed))
+    for guard, clients in ((server.guard, 4), (grown.guard, 5), (grown.merging.guard, 5)):
+        assert guard is not None
+        assert (guard.cohort, guard.count_noise) == (clients, clients / 20)

@@ -10,7 +10,7 @@ from torch import nn
 
 pytest.importorskip("dp_accounting")
 
-from privacy_help import learnable, run
+from privacy_help import by_hand, changes, learnable, run, shared
 
 import fedquilt as fq
 from fedquilt.methods import METHODS
@@ -84,6 +84,16 @@ def test_merges_that_make_no_sum_go_with_local_noise_only(merge: str) -> None:
     with pytest.raises(ValueError, match="adds noise to sums"):
         run(learnable(), privacy=fq.Privacy(noise=1.0), merge=merge)
     run(learnable(12, rounds=1), privacy=fq.Privacy(noise=1.0, level="local"), merge=merge)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+def test_under_local_noise_that_numbers_are_not_finite_is_nobodys_to_know(noise: float) -> None:
+    """Training that goes beyond all numbers tells of a client's data: it sends what it received, with its noise."""
+    scenario = by_hand([(0.4, 0), (3e38, 0), (0.8, 0)], lr=4.0)
+    result = run(scenario, privacy=fq.Privacy(noise=noise, clip=10.0, level="local", smallest=2))
+    assert int(result.federation.server.refused.sum()) == 0
+    moved = 4 * changes([(0.4, 0), (0.0, 0), (0.8, 0)]).mean(0)
+    assert shared(result).tolist() == pytest.approx(moved.tolist(), abs=1e-4)
 
 
 def test_only_poisson_samples_count_as_samples() -> None:

@@ -37,11 +37,14 @@ class Guard:
         self.privacy, self.rate, self.secret = privacy, rate, secret
         self.clip = privacy.clip
         self.round = 1  # the coming one
-        self.cohort = rate * clients
-        noise = privacy.found
+        self.expects(clients)
+
+    def expects(self, clients: int) -> None:
+        """Of so many clients a round is to hear its part."""
+        self.cohort, noise = self.rate * clients, self.privacy.found
         # Of one promise a part is spent on counting who was within the clip (Andrew et al. 2021, section 3.2).
-        self.count_noise = max(self.cohort / _COHORT, noise) if privacy.adaptive else 0.0
-        if privacy.adaptive and noise > 0:
+        self.count_noise = max(self.cohort / _COHORT, noise) if self.privacy.adaptive else 0.0
+        if self.privacy.adaptive and noise > 0:
             noise = (noise**-2 - (2 * self.count_noise) ** -2) ** -0.5
         self.noise = noise
 

@@ -19,6 +19,8 @@ CLIP, WITHIN = "dp: clip", "dp: within"  # told by the server, and reported to i
 def protect(up: Update, down: Instructions, privacy: Privacy, keys: Sequence[int]) -> Update:
     """The update of clients with every change, from what was received, at most as long as the clip: one length over
     all units that a client sends. `keys` (k,) are what local noise is drawn by.
+
+    Where noise is local, who has a number that is not finite sends noise alone: that it has would tell of its data.
     """
     if privacy.level in ("sample", "distributed") or not up.blocks:
         return up  # steps had their noise; or sums get it under masks, by `noisy_shares`
@@ -35,6 +37,8 @@ def protect(up: Update, down: Instructions, privacy: Privacy, keys: Sequence[int
         at = places(block, k, device)
         mine = factor[at, None].float()
         value = torch.where(mine < 1, start + mine * (block.value - start), block.value)
+        if privacy.level == "local":
+            value = torch.where(squares.isfinite()[at, None], value, start)
         if privacy.level == "local" and privacy.found > 0:
             value = value + privacy.found * clip[at, None].float() * _noise(block, at, keys)
         blocks.append(replace(block, value=value))

@@ -48,17 +48,6 @@ def noise_key(path: Path, run: str, question: Mapping[str, NDArray[np.generic]] 
     return int.from_bytes(hashed.digest(), "little") >> 1
 
 
-def first_question(folder: Path, round_: int, secret: int) -> bool:
-    """Whether this is the first question that a client answers in a round, or the same once more.
-
-    Every other answer would be one more release, which nobody has accounted for.
-    """
-    path = folder / f"asked-{round_}"
-    if not path.is_file():
-        write_bytes(path, str(secret).encode())
-    return path.read_bytes() == str(secret).encode()
-
-
 def note_masked(folder: Path, round_: int) -> None:
     """Note that numbers of a round are about to leave under masks."""
     write_bytes(folder / f"masked-{round_}", b"")

@@ -28,7 +28,7 @@ from fedquilt.deploy.device.secure_session import SecureSession
 from fedquilt.deploy.device.state import LostState, NodeState
 from fedquilt.deploy.held import read_common
 from fedquilt.deploy.names import plain_name
-from fedquilt.deploy.noise_key import first_question, noise_key, note_masked, was_masked
+from fedquilt.deploy.noise_key import noise_key, note_masked, was_masked
 from fedquilt.deploy.project import Node
 from fedquilt.deploy.transport.agreed import read_terms, write_member
 from fedquilt.deploy.transport.codec import LOOK, Arrays, Text, read_down, write_up
@@ -117,7 +117,7 @@ class Device:
                 self._write_model(simulation, down, text["run"])
             else:
                 go_to(simulation, down.round)
-                answer, written = self._send(simulation, down, text, noise)
+                answer, written = self._send(simulation, down, text, noise, partial(state.once, "opened", down.round))
                 said |= written | {"training_loss": finite(float(training_losses(simulation, down.ids)))}
             state.stage(text["token"], keep(simulation, memory), {"round": str(simulation.round)})
         return answer, said
@@ -130,8 +130,9 @@ class Device:
         if privacy is None or privacy.level in ("client", "distributed") or text["last"]:
             return
         simulation.secret = noise_key(self.node.folder / "noise.key", text["run"], arrays)
-        answered = first_question(state.folder, text["round"], simulation.secret)
-        if not answered or not 1 <= text["round"] <= training.rounds:
+        # Every other answer would be one more release, which nobody has accounted for.
+        same = state.once("asked", text["round"], str(simulation.secret))
+        if not same or not 1 <= text["round"] <= training.rounds:
             raise Refused("asked-again")
 
     def _noise_in_shares(
@@ -152,6 +153,7 @@ class Device:
         down: Instructions,
         text: Mapping[str, Any],
         noise: tuple[Privacy, Callable[[], None]] | None,
+        once: Callable[[str], bool],
     ) -> tuple[Arrays, Text]:
         """What leaves the device after training: the units that were asked for, or under secure sums public keys."""
         self.session, up = None, simulation.run(down)
@@ -163,7 +165,7 @@ class Device:
         if up.reports:
             raise Refused("unsafe-sum", "reports")
         told = [Told.read(circle) for circle in text["secure"]["circles"]]
-        session = SecureSession(up, down, told, SecureSums(**text["secure"]["settings"]), *noise or ())
+        session = SecureSession(up, down, told, SecureSums(**text["secure"]["settings"]), once, *noise or ())
         self.session = (text["token"], session)
         return session.keys(), {"round": up.round}
 

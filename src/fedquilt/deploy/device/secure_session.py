@@ -28,7 +28,9 @@ Arrays = dict[str, NDArray[Any]]
 class SecureSession:
     """One round of one client: a party and its numbers in each circle that it was told of.
 
-    With `noise` in shares its numbers are changes; `spend` is called before numbers with noise leave.
+    `once` says whether no other sums of this round were opened with this client's help: of two whose members differ by
+    one, the difference is a copy. With `noise` in shares its numbers are changes; `spend` is called before numbers
+    with noise leave.
     """
 
     def __init__(
@@ -37,10 +39,11 @@ class SecureSession:
         down: Instructions,
         told: Sequence[Told],
         settings: SecureSums,
+        once: Callable[[str], bool] = lambda _: True,
         noise: Privacy | None = None,
         spend: Callable[[], None] = lambda: None,
     ) -> None:
-        self.settings, self.noise, self.spend = settings, noise, spend
+        self.settings, self.once, self.noise, self.spend = settings, once, noise, spend
         self.parties = [Party(up.ids[0], settings) for _ in told]
         self.members: dict[str, int] = {}  # how many of a circle gave keys
         if {unit for circle in told for unit in circle.units} != {unit for block in up.blocks for unit in block.units}:
@@ -89,6 +92,10 @@ class SecureSession:
             raise Refused("unsafe-sum", str(error)) from None
         if phase == "masked" and self.noise is not None:
             self.spend()
+        if phase == "unmask":
+            arrived = {name: sorted(set(text["arrived"])) for name, text in sorted(circles.items())}
+            if not self.once(repr(arrived)):
+                raise Refused("unsafe-sum", "other sums of this round were opened")
         return found
 
     def _numbers(self, name: str) -> Whole:

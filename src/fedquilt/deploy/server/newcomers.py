@@ -106,8 +106,10 @@ def welcomed(server: Server, member: ClientInfo, shown: Updates, clients: Remote
     found.all_values = [
         replace(values, value=values.value.clone(), known=values.known.clone()) for values in server.all_values
     ]
-    found.look = clients.sent_models
+    found.look, found.guard = clients.sent_models, copy(server.guard)
     found.welcome(member, shown)
+    if found.guard is not None:
+        found.guard.expects(len(found.roster))
     return found
 
 

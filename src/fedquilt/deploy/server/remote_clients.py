@@ -100,14 +100,13 @@ class RemoteClients:
             if secure is None:
                 break
             try:
-                opened, sums, left = secure.run(partial(self._secure, server, tokens, attempt))
+                opened, sums, left = secure.run(partial(self._secure, server, tokens, attempt), needed)
             except TooFew:
                 continue
             if faults := secure.faults(server.round + 1, attempt, self.names):
                 self._note(faults, server)
             answers = {number: answer for number, answer in answers.items() if number not in left}
-            if len(answers) >= needed or secure.noise is not None:
-                break
+            break
         else:
             told = {self.names[number]: self.told[self.names[number]] for number in asked}
             raise no_quorum(server.round + 1, self.rounds.attempts, self.rounds.quorum, told)

@@ -122,11 +122,20 @@ class RemoteRunFolder(RunFolder):
         return sorted(int(path.parent.name) for path in found if path.parent.name.isdigit())
 
     def go_back_to(self, round_: int) -> None:
-        """Makes the checkpoint of an earlier round the last one; what came after it is forgotten."""
+        """Makes the checkpoint of an earlier round the last one; what came after it is forgotten.
+
+        Not where privacy was promised: devices have what came after it, and of a round told twice, with one noise, the
+        difference is what clients sent.
+        """
         known = self.earlier()
         if round_ not in known:
             told = f"can go on after the rounds {', '.join(map(str, known))}" if known else "has no checkpoint yet"
             raise ValueError(f"the run {self.folder.name} {told}, not after round {round_}")
+        if round_ != known[-1] and "dp" in self.read_settings():
+            raise ValueError(
+                f"the run {self.folder.name} promises privacy, and devices have what came after round {round_}: rounds "
+                "told twice are not in the promise. Start a new run"
+            )
         self.forget_end()
         copy(self.folder / EARLIER / str(round_), self.folder / CHECKPOINT)
         for later in known[known.index(round_) + 1 :]:

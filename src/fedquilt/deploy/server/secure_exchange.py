@@ -82,11 +82,13 @@ class SecureExchange:
         begun by a server that went down, and what is left of it is all there will be."""
         return self.noise is not None and "asked-again" in set(codes)
 
-    def run(self, ask: Ask) -> tuple[list[Circle], tuple[Summed, ...], set[int]]:
+    def run(self, ask: Ask, needed: int = 0) -> tuple[list[Circle], tuple[Summed, ...], set[int]]:
         """The three questions that are left: the circles that were opened, their sums, and who left on the way.
 
-        `TooFew` where a circle was begun and cannot be opened. With noise in shares such a circle keeps its value:
-        numbers leave once in a round. So does one whose sum a member spoilt: asked again, it could do so again.
+        `TooFew` where fewer than `needed` clients stay, or too few of a circle that was begun: then nothing was
+        unmasked, and the round may come again. Once shares were asked for it must not: the same copies would be summed
+        again, and of two sums whose members differ by one the difference is a copy. A circle that cannot be opened then
+        keeps its value; so does one whose sum a member spoilt, and, with noise in shares, any: numbers leave once.
         """
         places = list(self._places())
         ask("shares", self._letters(places, self._peers), self._take_shares(places))
@@ -95,6 +97,8 @@ class SecureExchange:
         left = begun - {number for place in places for number in place.sum.arrived}
         if self.noise is not None:
             places = [place for place in places if self._ready(place)]
+        elif (stayed := len(self.keys) - len(left)) < needed:
+            raise TooFew(f"{stayed} of {len(self.keys)} clients stayed")
         for place in places:
             if not place.sum.ready():
                 raise TooFew(f"{len(place.sum.arrived)} of {len(place.circle.members)} members of a circle stayed")
@@ -107,8 +111,7 @@ class SecureExchange:
             except Spoilt:
                 self.spoilt.append(circle)
             except TooFew:
-                if self.noise is None:
-                    raise
+                pass
             self.blamed |= place.sum.blamed
         return [circle for circle, _ in found], tuple(summed(found, {})), left
 
