@@ -218,6 +218,12 @@ def test_refusals() -> None:
         ValueError, match=r"^the attack 'impostor' lies in reports, and clients of 'fedavg' report nothing"
     ):
         federation(attacks.Impostor())
+    with pytest.raises(
+        ValueError, match=r"^the attack 'gaussian' lies in copies of units, and clients of 'pfedhn' send none"
+    ):
+        federation(attacks.Gaussian(), fq.methods.PFedHN())
+    with pytest.raises(ValueError, match=r"^the method 'pfedhn' merges no copies, so the merge 'median' would guard"):
+        fq.Federation(points(sizes=(5, 5, 5)), fq.methods.PFedHN(), rule=pick("median"), device="cpu")
     with pytest.raises(ValueError, match=r"^an attack needs two clients at least"):
         fq.Federation(points(sizes=(5,)), FedAvg(), attack=attacks.SignFlip(), device="cpu")
 

@@ -55,10 +55,11 @@ ALL = [
 
 
 def merged(
-    rule: Rule, copies: Tensor, held: Tensor | None = None, key: int = 0, trusted: Tensor | None = None
-) -> Tensor:
+    rule: Rule, copies: Tensor, held: Tensor | None = None, key: int = 0, trusted: Tensor | None = None,
+    weight: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     context = MergeContext(torch.zeros(1, copies.shape[1]) if held is None else held, None, key, trusted)
-    given = (copies, torch.zeros(len(copies)).long(), torch.ones(len(copies)), 1)
+    given = (copies, torch.zeros(len(copies)).long(), torch.ones(len(copies)) if weight is None else weight, 1)
     return (rule(*given, context) if isinstance(rule, ContextRule) else rule(*given)).value[0]
 
 
@@ -158,9 +159,29 @@ def test_liars_cannot_steer_them(rule: Rule) -> None:
     copies = torch.cat([honest, torch.full((3, 20), -1e4), honest[:1]])
     trusted = torch.tensor([False] * 20 + [True])
     mean_of_honest = honest.mean(0)
-    found = merged(rule, copies, torch.full((1, 20), 0.5), trusted=trusted)
+    claims = torch.tensor([1.0] * 17 + [1e6] * 3 + [1.0])  # of many samples
+    found = merged(rule, copies, torch.full((1, 20), 0.5), trusted=trusted, weight=claims)
     assert float((found - mean_of_honest).norm()) < float(mean_of_honest.norm()) < 1e3
     assert float((merged(pick("mean"), copies) - mean_of_honest).norm()) > 1e3
+
+
+SMALL = [
+    *(TrimmedMean(), TrimmedMean(0.22), Krum(0.2), GeometricMedian(), NormBound(), CentredClipping(), FLTrust()),
+    *(pick(f"nnm+{name}", byzantine=0.2) for name in ("median", "krum", "trimmed-mean")),
+    *(pick(f"bucketing+{name}") for name in ("median", "trimmed-mean", "centred-clipping")),
+]
+
+
+@pytest.mark.parametrize("heard", [3, 4, 5, 7])
+@pytest.mark.parametrize("rule", SMALL, ids=str)
+def test_a_liar_in_a_circle_that_is_too_small_for_a_rule_meets_its_median(rule: Rule, heard: int) -> None:
+    """The first circle is big enough for all of them; of the second one, so many are heard in a round."""
+    draw = torch.Generator().manual_seed(0)
+    copies = torch.randn(12 + heard, 20, generator=draw) * 0.1 + 1
+    copies[12] = -1e4
+    circle, context = torch.tensor([0] * 12 + [1] * heard), MergeContext(torch.ones(2, 20))
+    found = merge_unit(UnitPlan(circle), [(torch.arange(12 + heard), copies)], rule, context)
+    assert float((found.value - 1).abs().max()) < 0.5
 
 
 @pytest.mark.parametrize("rule", ALL, ids=str)

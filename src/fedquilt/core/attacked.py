@@ -49,6 +49,12 @@ class AttackedSimulation(Simulation):
                 f"the attack '{attack.name}' lies in reports, and clients of '{terms.method.name}' report nothing; "
                 "take 'sign-flip'"
             )
+        in_copies = type(attack).copies is not Attack.copies and type(attack).reports is Attack.reports
+        if in_copies and not terms.method.merges:
+            raise ValueError(
+                f"the attack '{attack.name}' lies in copies of units, and clients of '{terms.method.name}' send none; "
+                "take 'label-flip'"
+            )
 
     def exchange(
         self, server: Server, chosen: Sequence[int], readouts: Sequence[Readout]

@@ -12,6 +12,7 @@ from fedquilt._util.suggest import did_you_mean
 from fedquilt.client import Client, Split
 from fedquilt.families.common import form_for
 from fedquilt.interface.messages import Roster
+from fedquilt.interface.method import Method
 from fedquilt.scenario import Scenario
 from fedquilt.sharing import Mean, MixedUnit, Plan, Rule, UnitPlan, named_settings
 
@@ -59,11 +60,15 @@ def trusted_among(rule: Rule, roster: Roster) -> Tensor | None:
     return torch.tensor([name in wanted for name in roster.names])
 
 
-def check_circles(rule: Rule, plan: Plan) -> None:
+def check_circles(rule: Rule, plan: Plan, method: Method) -> None:
     """Refuse a rule that could not guard a single circle of a plan, before any work.
 
     Where some circles are big enough, those that are not take their median.
     """
+    if not method.merges and not isinstance(rule, Mean):
+        raise ValueError(
+            f"the method '{method.name}' merges no copies, so the merge {_called(rule)} would guard nobody; use 'mean'"
+        )
     least = int(getattr(rule, "least", 1))
     shared = {unit: each for unit, each in plan.units.items() if isinstance(each, UnitPlan) and each.count}
     if least > 1 and shared:

@@ -57,7 +57,7 @@ class Server:
         self.state: State = method.begin(roster)
         self.plan = at_home(method.plan(self.state, roster), secure, privacy)
         self._check(self.plan)
-        check_circles(rule, self.plan)
+        check_circles(rule, self.plan, method)
         self.all_values = self._arrange(self.plan)
         draws = [first(0)]
         for circle_values in self.all_values:

@@ -40,6 +40,7 @@ class PFedHN(Method):
     """A model for each client out of one network on the server, which learns from how clients change theirs."""
 
     name: ClassVar[str] = "pfedhn"
+    merges: ClassVar[bool] = False
     rate: float = 0.01
     width: int = 100
     depth: int = 3

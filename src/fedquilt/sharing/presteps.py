@@ -103,7 +103,10 @@ class Bucketing:
 
 @dataclass(frozen=True)
 class Composed:
-    """A rule after steps that prepare its copies; made by name, as in `pick("nnm+krum")`."""
+    """A rule after steps that prepare its copies; made by name, as in `pick("nnm+krum")`.
+
+    A circle in which fewer than `least` are heard takes the median of its copies as they are.
+    """
 
     before: tuple[PreStep, ...]
     rule: Rule
@@ -138,4 +141,8 @@ class Composed:
             copies = step(copies, circles, key_of(context.key, number))
         known = context._replace(trusted=copies.trusted)
         merged = apply_rule(self.rule, copies.values, copies.circle, copies.weight, circles, known)
+        small = count_rows(circle, counted, circles) < self.least
+        if values.is_cuda or bool(small.any()):  # only a CPU can be asked without waiting
+            middle = Median()(values, circle, weight, circles).value
+            merged = merged._replace(value=torch.where(small[:, None], middle, merged.value))
         return merged._replace(refused=~finite, weight=weighs)

@@ -44,7 +44,7 @@ class Median:
 class TrimmedMean:
     """The mean of each circle without the `share` lowest and the `share` highest values of each coordinate.
 
-    Of n clients heard, floor(share * n) go at either end.
+    Of n clients heard, floor(share * n) go at either end; where that is nobody, all but the middle: the median.
 
     >>> TrimmedMean(0.25)(torch.tensor([[1.0], [2.0], [4.0], [900.0]]), torch.zeros(4).long(), torch.ones(4), 1).value
     tensor([[3.]])
@@ -67,6 +67,7 @@ class TrimmedMean:
     def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
         seats = _Seats.of(values, circle, weight, circles)
         cut = (self.share * seats.count + 1e-9).floor().long()  # 1e-9: 0.29 * 100 is 28.999...
+        cut = torch.where(cut > 0, cut, (seats.count - 1).clamp(min=0) // 2)
         place = torch.arange(len(values), device=values.device) - seats.start[seats.row]
         kept = seats.seated & (place >= cut[seats.row]) & (place < (seats.count - cut)[seats.row])
         found = [Sums.of(s, seats.row, kept.float(), circles).mean().value for s in seats.ordered(values)]
