@@ -164,33 +164,80 @@ def table(rows: Mapping[Cell, Mapping[str, Any]]) -> str:
 
 
 def digest(rows: Mapping[Cell, Mapping[str, Any]]) -> str:
-    """Of each method and rule: where nobody lies, on average over attacks, and under the worst one, of one seed.
+    """Of each method and rule, over seeds: where nobody lies, on average over attacks, and under the worst of them.
 
-    Impostors are left out, since most methods have none. Columns are of the same clients; alone is without any merge.
+    Then what attacks cost on average, which is paired: the same clients, seed by seed. A seed counts where it has all
+    of the attacks; how many do is told where it is not all. Impostors are left out, since most methods have none.
     """
-    lies = tuple(lie for lie in LIES if lie != "impostor")
     lines = []
-    for scenario, share, seed in sorted({(c.scenario, c.liars, c.seed) for c in rows if c.liars}):
-        lines += [
-            f"\n{scenario}, {share:.0%} of the clients lie, seed {seed}: nobody lies, mean, worst (accuracy, %)\n"
-        ]
-        lines += [f"| merge | {' | '.join(METHODS)} |", "|---|" + "---|" * len(METHODS)]
+    for scenario, share in sorted({(c.scenario, c.liars) for c in rows if c.liars}):
+        runs = {
+            lie: sum(c[0] == scenario and c[3:5] == (lie, share) for c in rows) for lie in LIES if lie != "impostor"
+        }
+        lies = [lie for lie in runs if 2 * runs[lie] >= max(runs.values())]
+        seeds = sorted({c.seed for c in rows if c.scenario == scenario and c.liars == share})
+        which = f"{scenario}, {share:.0%} of the clients lie by {', '.join(lies)}; seeds {', '.join(map(str, seeds))}"
+        told, cost = [], []
         for rule in RULES:
-            shown = [rule]
-            for method in METHODS:
-                found = [rows.get(Cell(scenario, method, rule, lie, share, seed)) for lie in lies]
-                there = [row for row in found if row is not None]
-                clean = rows.get(Cell(scenario, method, rule, "", 0.0, seed))
-                honest = next(
-                    set(row["clients"]) for c, row in rows.items() if c[0] == scenario and c[4:] == (share, seed)
-                )
-                means = [100 * _mean(row, honest) for row in there]
-                told = [f"{100 * _mean(clean, honest):.1f}"] if clean is not None else []
-                if clean is not None and len(there) == len(lies):
-                    told += [f"{statistics.fmean(means):.1f}", f"{min(means):.1f} {lies[means.index(min(means))]}"]
-                shown.append(", ".join(told))
-            lines.append("| " + " | ".join(shown) + " |")
+            found = [_over_seeds(rows, Cell(scenario, method, rule, "", share, 0), lies, seeds) for method in METHODS]
+            if any(found):
+                told.append(f"| {rule} | " + " | ".join(_digested(each, lies, len(seeds)) for each in found) + " |")
+                cost.append(f"| {rule} | " + " | ".join(_costs(each, len(seeds)) for each in found) + " |")
+        head = [f"| merge | {' | '.join(METHODS)} |", "|---|" + "---|" * len(METHODS)]
+        lines += [f"\n{which}: nobody lies; average and spread over seeds; worst (accuracy, %)\n", *head, *told]
+        lines += [
+            "\nWhat lies cost on average, in points of the same clients, and the spread over seeds\n",
+            *head,
+            *cost,
+        ]
     return "\n".join(lines)
+
+
+class _Seed(NamedTuple):
+    """Accuracy of the honest with one seed, in per cent."""
+
+    clean: float
+    lied: list[float]  # by attack
+
+
+def _over_seeds(
+    rows: Mapping[Cell, Mapping[str, Any]], cell: Cell, lies: Sequence[str], seeds: Sequence[int]
+) -> list[_Seed]:
+    """A method and rule with the seeds that have all of it; columns are of the same clients."""
+    found = []
+    for seed in seeds:
+        lied = [rows.get(cell._replace(attack=lie, seed=seed)) for lie in lies]
+        clean = rows.get(cell._replace(attack="", liars=0.0, seed=seed))
+        there = [row for row in lied if row is not None]
+        if clean is None or (len(there) < len(lies) and cell.method != "alone"):
+            continue
+        honest = next(
+            set(row["clients"]) for c, row in rows.items() if c[0] == cell.scenario and c[4:] == (cell.liars, seed)
+        )
+        found.append(_Seed(100 * _mean(clean, honest), [100 * _mean(row, honest) for row in there]))
+    return found
+
+
+def _digested(found: Sequence[_Seed], lies: Sequence[str], seeds: int) -> str:
+    told = [f"{statistics.fmean(each.clean for each in found):.1f}"] if found else []
+    if found and found[0].lied:
+        by_lie = [statistics.fmean(each) for each in zip(*(each.lied for each in found), strict=True)]
+        told += [_spread([statistics.fmean(each.lied) for each in found])]
+        told += [f"{min(by_lie):.1f} {lies[by_lie.index(min(by_lie))]}"]
+    return ", ".join(told) + (f" ({len(found)})" if 0 < len(found) < seeds else "")
+
+
+def _costs(found: Sequence[_Seed], seeds: int) -> str:
+    if not found or not found[0].lied:
+        return ""
+    told = _spread([each.clean - statistics.fmean(each.lied) for each in found])
+    return told + (f" ({len(found)})" if len(found) < seeds else "")
+
+
+def _spread(values: Sequence[float]) -> str:
+    """A mean, and the standard deviation where there is more than one."""
+    mean = f"{statistics.fmean(values):.1f}"
+    return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
 
 def _mean(row: Mapping[str, Any], among: set[str]) -> float:

@@ -18,6 +18,7 @@ from fedquilt.families.architecture import describe_architecture
 from fedquilt.families.family import Family
 from fedquilt.families.kinds import Kinds, families
 from fedquilt.families.layout import Layout
+from fedquilt.families.parts import Parts
 from fedquilt.families.units import Cut, cut
 
 LAYERS: list[Callable[[], nn.Module]] = [
@@ -128,6 +129,15 @@ def test_a_mapping_keeps_its_order_and_takes_patterns() -> None:
 def test_mappings_that_do_not_cut(mapping: Cut, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         cut(net(), mapping)
+
+
+def test_a_part_of_the_model_with_the_name_of_what_a_method_keeps_is_refused() -> None:
+    """SCAFFOLD keeps `c`; both under one name would be read as one."""
+    model = nn.Sequential()
+    model.add_module("c", nn.Linear(2, 2))
+    model.add_module("d", nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="the model has a part 'c', and the method keeps something of that name"):
+        Parts(model, state={"c": torch.zeros(3)}).cut()
 
 
 def test_nothing_to_cut() -> None:

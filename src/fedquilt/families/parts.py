@@ -83,6 +83,11 @@ class Parts:
                 for part, model in self.models.items()
                 for unit in cut(model)
             )
+        if taken := [unit.name for unit in units if unit.name in self.state]:
+            raise ValueError(
+                f"the model has a part '{taken[0]}', and the method keeps something of that name beside it; give the "
+                "part of the model another name"
+            )
         return units + tuple(Unit(name, (), (f"{Holding.STATE}.{name}",), state=True) for name in self.state)
 
 
