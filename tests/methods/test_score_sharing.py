@@ -460,5 +460,18 @@ def test_the_consensus_of_a_label_goes_to_its_next_owner(gap: bool) -> None:
     assert not bool(fed.server.plan.receives("label-0").any())  # from now on it has that value
 
 
+def test_whoever_takes_a_label_up_again_receives_what_it_had_left() -> None:
+    """User 1, the one owner of label 0, does without it in round 2, when nobody owns it."""
+    gives_up = Change(labels=(1,), train=(EYE[[0, 1]], [1, 1]))
+    fed = federation(worked_example({0: {2: gives_up, 3: Change(labels=(0, 1))}}, rounds=3))
+    fed.step()
+    left = consensus(fed.server, 0).clone()
+    fed.step()
+    fed.step()
+    own = masked(fed.simulation.model(0)(EYE), torch.tensor([True, True, False, False])).softmax(1)[:, 0]
+    alpha = fed.server.roster.members[0].samples / 8
+    torch.testing.assert_close(consensus(fed.server, 0), (left + alpha * own.detach()) / (1 + alpha))
+
+
 def _owners(fed: Federation, label: int) -> Tensor:
     return fed.server.plan[f"label-{label}"].circle >= 0  # type: ignore[union-attr]

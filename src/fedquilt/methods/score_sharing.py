@@ -179,7 +179,7 @@ class ScoreSharing(Method):
         ).onto(state["heard"][:, None])[:, 0]  # fmt: skip
         sent = torch.zeros_like(owned)
         sent[ids] = owned[ids]
-        alone = torch.where(sent.any(0), sent & (sent.sum(0) == 1), state["alone"])
+        alone = torch.where(sent.any(0), sent & (sent.sum(0) == 1), state["alone"]) & owned  # given up, it is gone
         return {"round": updates.round, "beta": beta, "heard": share, "alone": alone}
 
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
