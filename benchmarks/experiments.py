@@ -30,12 +30,15 @@ def _plain(*names: str) -> dict[str, tuple[str, dict[str, Any]]]:
     return {name: (name, {}) for name in names}
 
 
-def _cameras(labels: int, settings: Mapping[str, Any], training: Mapping[str, Any], why: str) -> Experiment:
-    # the paper's FedAvg federates each kind of device by itself
+def _modfl(alike: bool) -> Methods:
+    """ModFL's rivals; where all clients have the same labels, its FedAvg, which federates each kind of device apart."""
     per_device = {"fedavg-per-device": ("modfl", {"by": {"configuration": "device", "operation": "device"}})}
+    return _plain("local", "fedavg", "fedper", "modfl") | (per_device if alike else {})
+
+
+def _cameras(labels: int, settings: Mapping[str, Any], training: Mapping[str, Any], why: str) -> Experiment:
     return Experiment(
-        "modfl-cameras", {"labels": labels, **settings}, training,
-        _plain("local", "fedavg", "fedper", "modfl") | (per_device if labels == 9 else {}), why=why,
+        "modfl-cameras", {"labels": labels, **settings}, training, _modfl(labels == 9), why=why,
         groups={"gen2-": "colour %", "gen1-": "grey %"},
     )  # fmt: skip
 
@@ -48,8 +51,8 @@ _SMALL = "18 of 72 clients with 126 images each, 20 of 200 rounds"
 def _wearables(labels: int, rounds: int = 100, lr: float = 0.01) -> Experiment:
     why = "2000 rounds at a rate of 0.001, as in the paper" if rounds == 2000 else f"{rounds} rounds at a rate of {lr}"
     return Experiment(
-        "modfl-wearables", {"labels": labels}, {"rounds": rounds, "lr": lr},
-        _plain("local", "fedavg", "fedper", "modfl"), why=why,
+        "modfl-wearables", {"labels": labels}, {"rounds": rounds, "lr": lr}, _modfl(labels == 5), why=why,
+        groups={"gen2-": "HAPT's network %", "gen1-": "WISDM's network %"},
     )  # fmt: skip
 
 
@@ -72,7 +75,8 @@ def _feddl(epochs: int, why: str) -> Experiment:
     return Experiment(
         "feddl-har", {"clients": 8, "scale": "all", "windows": 80}, {"epochs": epochs},
         _plain("local", "fedavg") | {
-            "fedper": ("fedper", {"personal": 3}),  # the paper's K
+            "fedper": ("fedper", {"personal": 2}),  # the paper's K = 3: the lower three of five layers are shared
+            "fedper-convolutions": ("fedper", {"personal": 3}),
             "feddl-2": ("feddl", {"interval": 2}), "feddl-8": ("feddl", {"interval": 8}),
             "feddl-average-2": ("feddl", {"interval": 2, "linkage": "average"}),
             "feddl-average-8": ("feddl", {"interval": 8, "linkage": "average"}),
