@@ -125,7 +125,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "thesis-mnist": Experiment(
         "thesis-mnist", {}, {}, _plain("local", "fedavg"), (*BOTH, "best-of-both", "averaged"),
-        why="100 rounds of one epoch, as in the thesis",
+        why="100 rounds as in the thesis, of one epoch where its text has five",
     ),
     "thesis-cifar10": Experiment(
         "thesis-cifar10", {"fraction": 0.1}, {"rounds": 50}, _plain("local", "fedavg"),
@@ -133,7 +133,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "thesis-cifar10-full": Experiment(
         "thesis-cifar10", {}, {}, _plain("local", "fedavg"), (*BOTH, "best-of-both", "averaged"),
-        why="100 rounds of one epoch, as in the thesis",
+        why="100 rounds as in the thesis, of one epoch where its text has five",
     ),
     "fedrep-cifar10": Experiment(
         "fedrep-cifar10", {}, {},

@@ -6,14 +6,15 @@ shared.
 
 Settled here, where the paper is silent or cannot be followed:
 - A decayed interval is no whole number: a layer is grouped in the first round whose step is not below the interval.
-- Two clients that are left in a group stay together: the mean of their one divergence is not above it.
+- Two clients that are left in a group stay together: nothing is below the mean of their one divergence.
+- freq is the number of a client's links, in the paper "the times the user being accessed during" grouping.
 - `linkage="component"` is the letter: with more than about ten clients, links below the mean join nearly everyone.
   `linkage="average"` cuts an agglomerative tree at the same threshold and does form groups.
 - Whoever is heard for the first time after a layer was grouped (a newcomer, section 7, or a client that was not chosen
   then) joins the closest groups while they are close enough, and others stay put: `sharing.tree.place`.
-- Whoever is alone in its group cannot be split off any more, so it is not asked for a whole model again. (Links up to
-  the mean always leave the closest two of a group together: that every group has one member, the paper's early stop,
-  happens only where models are of unlike shapes or give no finite answers.)
+- Whoever is alone in its group cannot be split off any more, so it is not asked for a whole model again. (The
+  closest two of a group always stay together: that every group has one member, the paper's early stop, happens only
+  where models are of unlike shapes or give no finite answers.)
 - Clients of unlike architectures are grouped by themselves from the first layer that differs.
 - A restart (`regroup_every`) forgets all groups and begins at the bottom at once; upper layers rest until regrouped.
 """

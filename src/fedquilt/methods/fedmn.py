@@ -9,6 +9,8 @@ Deviations, each because the letter does not do what it is for:
   distribution: see `Router`. `joint="concat"` is the letter.
 - Blocks are averaged over the clients that have them active; the paper's sum over all clients would shrink them. A
   block nobody has active keeps its value.
+- A block is active if open paths reach it from an encoder and lead on to the output; the paper counts blocks above the
+  encoders whose input is not zero, also those that lead nowhere, and moves all encoders.
 - Where a client's decision leaves no complete path, its most probable one is opened.
 - In training the router speaks on the batch at hand: its mean embedding estimates that of all the client's data without
   bias (the logits, after normalising, nearly so), and this is what carries the loss to the router. Decisions are made

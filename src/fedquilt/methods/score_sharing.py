@@ -19,7 +19,8 @@ Deviations:
   are made on scores divided by the share of them that has been heard, `heard`; where all labels start together and all
   clients have the same alpha this changes none. The letter does without.
 - `protocol="leak-free"` takes beta from the reference part of the public samples (`common`); `public_test` is left to
-  measure on. The paper takes beta from the samples it measures on: `protocol="paper"`.
+  measure on. The paper takes beta from the samples it measures on: `protocol="paper"`. It is the accuracy of f_i, by
+  the letter of the algorithm; the text can be read as that of s_i. Where beta is 0 for all owners the consensus stays.
 - x_0 with the superscript l_m in Algorithm 1 can also be read as the public samples whose label client m owns, and a
   unit as what all owners of a label say about the samples that have it. Who scores a sample then gives its label away:
   about a dog both {cat, dog} and {dog, sheep} speak of dogs and only one speaks of cats, so dog wins. This reading,
@@ -179,7 +180,8 @@ class ScoreSharing(Method):
         ).onto(state["heard"][:, None])[:, 0]  # fmt: skip
         sent = torch.zeros_like(owned)
         sent[ids] = owned[ids]
-        alone = torch.where(sent.any(0), sent & (sent.sum(0) == 1), state["alone"]) & owned  # given up, it is gone
+        alone = torch.where(sent.any(0), sent & (sent.sum(0) == 1), state["alone"])
+        alone &= owned  # who gives a label up has its scores no longer
         return {"round": updates.round, "beta": beta, "heard": share, "alone": alone}
 
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:

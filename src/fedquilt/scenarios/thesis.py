@@ -25,10 +25,10 @@ def thesis_mnist(seed: int = 0, clients: int = 10, fraction: float = 1.0, data_d
     """The thesis' MNIST: ten clients with all digits, each with two to five times as much of its own.
 
     From the thesis: class c is cut in 10 + t_c equal fragments, t = 4 1 4 1 3 2 2 3 4 3; every client gets one of
-    each class and client c the t_c others too; the test images are cut the same way; SGD 0.01 with momentum 0.9,
-    batch 32, 1 local epoch (its text also says 5), 100 rounds. Chosen here: the network, which the thesis does not
-    describe; pixels from -2 to 2; 10 % of each client's training images validate; the rate does not decay. `clients`
-    below 10 leaves the last ones and their data out, `fraction` takes that share of all images.
+    each class and client c the t_c others too; the test images are cut the same way; SGD 0.01, 100 rounds. Chosen
+    here: the network, momentum 0.9 and batch 32, of which its text says nothing; 1 local epoch, where its text has 5;
+    a rate that does not decay; pixels from -2 to 2; 10 % of each client's training images validate. `clients` below 10
+    leaves the last ones and their data out, `fraction` takes that share of all images.
     """
     return _specialists("thesis-mnist", load("mnist", data_dir), EXTRA_MNIST, ThesisCNN, clients, fraction, seed)
 
