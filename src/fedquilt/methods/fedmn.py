@@ -22,7 +22,8 @@ Deviations, each because the letter does not do what it is for:
 - A block that a client gives up in a round is not merged from it in that round, though it trained it ("settled").
 - Training runs through the blocks that the route puts to use and no others, as in the paper; between these all gates
   are relaxed. `through="pool"` lets blocks that are neither received nor trained speak softly.
-- Encoders, and the router's, start with the weights of the client's model, which may be pretrained.
+- Encoders, and the router's, start with the weights of the client's model, which may be pretrained. The paper pretrains
+  them by FedAvg; here that takes `pretrain`.
 - The router learns ten times as fast as the blocks (`router_rate`), gates start little more than half open (`start`),
   and the temperature ends at 0.5, where the paper's ends at 0.1. With the blocks' rate and gates that start at 0.9,
   clients keep nearly all blocks, and the pool is FedAvg.
