@@ -84,6 +84,18 @@ def test_lstm_equals_pytorchs(last: bool) -> None:
     torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_lstm_has_the_second_derivatives_of_its_loop(last: bool) -> None:
+    """By itself it is PyTorch's layer in one piece, which methods that learn from gradients differentiate twice."""
+    net, x = LSTM(3, 5, last=last), torch.randn(6, 20, 3)
+    weights, curves = list(net.parameters()), []
+    for forward in (net, net._loop):
+        slopes = torch.autograd.grad(forward(x).square().sum(), weights, create_graph=True)
+        curves.append(torch.autograd.grad(torch.cat([s.flatten() for s in slopes]).square().sum(), weights))
+    for found, expected in zip(*curves, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("builders", [(ModflCifar, ModflStl), (modfl_hapt, modfl_realworld), (modfl_hapt, modfl_wisdm)])
 def test_one_seed_gives_unlike_devices_the_same_operation_module(builders: tuple[type[nn.Module], ...]) -> None:
     nets = []
