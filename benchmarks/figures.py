@@ -1,7 +1,7 @@
 """Figures of docs/results.md from the rows in results/: python benchmarks/figures.py
 
-Accuracy over rounds, where rows have it, and accuracy beside what was moved. Both are means over clients and seeds on
-test samples. Nothing is run.
+Accuracy over rounds, where rows of several methods have it, beside what was moved, and over the number of clients,
+public samples and modules. All are means over clients and seeds on test samples. Nothing is run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ IMAGES = Path(__file__).parent.parent / "docs" / "images"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
 DASHES, MARKS = ("-", "--", ":"), ("o", "^", "s")
 OF = {"clients": "clients", "public": "public samples of each label", "modules": "modules in each layer"}
+SIZES = "digits-sizes"
 BYTES = ("fedrep-cifar10", "feddl-har", "feddl-har-8-steps", "fedem-cifar10")  # where methods move unlike amounts
 
 
@@ -105,13 +106,14 @@ def main() -> None:
 
     mpl.use("svg")
     mpl.rcParams |= {"svg.hashsalt": "fedquilt", "svg.fonttype": "none", "font.size": 8}
-    with_curves = [t for t in EXPERIMENTS if sum("over_rounds" in line for line in kept(t)) > 1]
+    runs = {t: {line["run"] for line in kept(t) if "over_rounds" in line} for t in EXPERIMENTS if t != SIZES}
+    with_curves = [title for title, methods in runs.items() if len(methods) > 1]
     curves = [(t, readout) for t in with_curves for readout in ("received", "adapted")]
     save("results-rounds", [lambda axes, of=of: over_rounds(axes, *of) for of in curves], 2)
     there = [title for title in BYTES if kept(title)]
     save("results-bytes", [lambda axes, of=title: beside_bytes(axes, of) for title in there], 2)
-    if kept("digits-sizes"):
-        save("results-sizes", [lambda axes, of=of: over_sizes(axes, "digits-sizes", of) for of in OF], 3)
+    if kept(SIZES):
+        save("results-sizes", [lambda axes, of=of: over_sizes(axes, SIZES, of) for of in OF], 3)
     print(f"{len(curves)} panels of rounds, {len(there)} of bytes in {IMAGES}")
 
 
