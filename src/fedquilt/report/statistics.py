@@ -27,6 +27,7 @@ from scipy import stats
 from fedquilt._util import wording
 
 Floats = NDArray[np.float64]
+_FEW = 13  # clients that differ, up to which ties are no matter of an approximation
 
 
 @dataclass(frozen=True)
@@ -142,10 +143,27 @@ def signed_rank(first: ArrayLike, second: ArrayLike) -> float:
     differences = differences[differences != 0]
     if not len(differences):
         return 1.0
+    sizes = stats.rankdata(abs(differences))
+    if len(differences) <= _FEW and len(np.unique(sizes)) < len(sizes):  # ties
+        return _counted(sizes, differences > 0)
     with warnings.catch_warnings():
         # Older SciPy warns that few clients make the normal approximation rough; `compare` says so in its notes.
         warnings.simplefilter("ignore", UserWarning)
         return float(stats.wilcoxon(differences).pvalue)
+
+
+def _counted(sizes: Floats, up: NDArray[np.bool_]) -> float:
+    """The exact p-value where ranks tie, from how many choices of signs have each sum of ranks.
+
+    SciPy does what is done here, one choice of signs at a time: minutes for the pairs of forty methods.
+    """
+    halves = np.rint(2 * sizes).astype(int)  # ranks that tie are whole or end in a half
+    ways = np.zeros(halves.sum() + 1)
+    ways[0] = 1
+    for half in halves:
+        ways[half:] += ways[:-half].copy()
+    at = halves[up].sum()
+    return float(min(1.0, 2 * min(ways[: at + 1].sum(), ways[at:].sum()) / ways.sum()))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
