@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ import fedquilt as fq
 from fedquilt._util.trust import Untrusted
 from fedquilt.cli import main
 from fedquilt.methods import METHODS, FedAvg
-from fedquilt.methods.find import OF_THE_FIELD, address_of, class_at, find, source_of
+from fedquilt.methods.find import HERE_AS, OF_THE_FIELD, address_of, class_at, find, source_of
+from fedquilt.readouts import READOUTS
 from fedquilt.runs.folder import RunFolder
 from fedquilt.runs.rebuilding import make_method
 from fedquilt.runs.settings import method_from, method_to
@@ -205,6 +207,13 @@ def test_methods_of_the_field_that_are_not_here_are_known(write: Callable[[str],
     for name in [write(name) for name in OF_THE_FIELD if name not in METHODS]:
         with pytest.raises(ValueError, match=f"the method '{name}' is known but not here; `fedquilt list methods` has"):
             find(name)
+
+
+@pytest.mark.parametrize("name", HERE_AS)
+def test_what_has_another_name_here_is_told_by_it(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' is here as") as told:
+        find(name)
+    assert set(re.findall("'([a-z-]+)'", str(told.value))) <= {name, *METHODS, *READOUTS}
 
 
 # --- in Python ------------------------------------------------------------------------------------------------------

@@ -29,10 +29,20 @@ _SOURCES: dict[type[Method], str] = {}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # it becomes a part of folders' names and of settings' keys
 # Methods that somebody may ask for by the name of their paper; those that are in METHODS are found there first.
 OF_THE_FIELD = (
-    "afl", "ccvr", "dbe", "fedasync", "fedbuff", "fedcm", "fedcp", "feddc", "feddistill", "fedgen", "fedgh", "fedgkt",
-    "fedkd", "fedlc", "fedma", "fedmd", "fednh", "fedsam", "fedspeed", "fedtgp", "fesem", "flis", "gpfl", "heterofl",
-    "hypcluster", "knn-per", "mime", "moon", "pacfl", "pfedgraph", "pfedla", "pfedsim", "q-ffl", "splitfed",
+    "afl", "apple", "ccvr", "cobo", "dbe", "fedas", "fedasync", "fedbuff", "fedcm", "fedcollab", "fedcp", "feddar",
+    "feddbe", "feddc", "feddistill", "fedgen", "fedgh", "fedgkt", "fedkd", "fedlc", "fedma", "fedmd", "fednh",
+    "fedntd", "fedpcl", "fedrolex", "fedsam", "fedspeed", "fedtgp", "fedtp", "fesem", "fjord", "flis", "gpfl",
+    "heterofl", "kt-pfl", "l2gd", "mime", "moon", "pacfl", "perada", "pfedgraph", "pfedla", "pfedsim", "q-ffl",
+    "splitfed", "superfed",
 )  # fmt: skip
+# Those that are here, but not as a method of that name.
+HERE_AS = {
+    "cfl": "the method 'clustered'",
+    "fedalt": "the method 'fedrep'",
+    "fedopt": "the methods 'fedadam', 'fedadagrad' and 'fedyogi'",
+    "hypcluster": "the method 'ifca'",
+    "knn-per": "the read-out 'knn', of 'fedavg' for example: --readouts knn",
+}
 
 
 def find(name: str) -> type[Method]:
@@ -60,6 +70,9 @@ def find(name: str) -> type[Method]:
         _check_own(kind, name)
         return kind
     known = [*METHODS, *others]
+    for other, here in HERE_AS.items():
+        if _letters(name) == _letters(other) and _letters(name) not in map(_letters, known):
+            raise ValueError(f"'{name}' is here as {here}")
     if _letters(name) in map(_letters, OF_THE_FIELD) and _letters(name) not in map(_letters, known):
         raise ValueError(
             f"the method '{name}' is known but not here; `fedquilt list methods` has those that are, and one of your "

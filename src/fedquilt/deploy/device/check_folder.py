@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from fedquilt.client import Client
+from fedquilt.deploy.columns import check_scales
 from fedquilt.deploy.device.client_folder import allowed_methods, load_client
 from fedquilt.deploy.project import Node
 from fedquilt.engines.check_models import check_model
@@ -34,6 +35,7 @@ def check(folder: Path, data: Path) -> str | None:
         client = load_client(node, data)
         task = task_from(node.task)
         check_client(client, node.classes, task)
+        check_scales(node.folder, client)
         allowed_methods(node)
     except Exception as error:
         return str(error.args[0] if isinstance(error, KeyError) and error.args else error)

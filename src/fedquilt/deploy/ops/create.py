@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedquilt._util.addresses import home_of, taken_apart
+from fedquilt.deploy.columns import without_numbers, write_columns
 from fedquilt.deploy.held import write_common
 from fedquilt.deploy.names import check_names
 from fedquilt.deploy.ops import keys
@@ -95,9 +96,11 @@ def create_from_scenario(
             client_folder(project, client.name, client.traits, client.labels, reference, changes)
             models[client.name] = {**reference, "changes": {k: v["model"] for k, v in changes.items() if "model" in v}}
             _write_data(project.client_folder(client.name) / "data.npz", client)
+            write_columns(project.client_folder(client.name), client.columns)
             for file, samples in held.items():
                 if samples is not None:
                     write_common(project.client_folder(client.name) / file, form_for(samples, client))
+        write_columns(project.server_folder, without_numbers(scenario.clients[0].columns))  # for who is added later
         return _finish(project, models)
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedquilt.deploy.columns import COLUMNS
 from fedquilt.deploy.names import check_names
 from fedquilt.deploy.ops import keys
 from fedquilt.deploy.ops.create import client_folder, own_hosts
@@ -41,6 +42,8 @@ def add(project: Project, name: str, model: str = "") -> Project:
     client_folder(project, name, {}, None, reference, {})
     for file in filter(None, (project.spec.common, project.spec.public_test)):
         shutil.copy(project.folder / file, folder)
+    if (project.server_folder / COLUMNS).is_file():
+        shutil.copy(project.server_folder / COLUMNS, folder)
     changed = replace(project, clients=(*project.clients, name), models={**project.models, name: reference})
     changed.write()
     refresh(changed)
