@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from attack_tables import Cell, digest, table
 from small import federation, keep, kept, side_by_side
 
 import fedquilt as fq
@@ -64,17 +64,6 @@ RULES = (
     "mean", "nnm+trimmed-mean", "nnm+krum", "median", "trimmed-mean", "geometric-median", "krum", "norm-bound",
     "centred-clipping", "fltrust", "bucketing+median",
 )  # fmt: skip
-
-
-class Cell(NamedTuple):
-    """One run."""
-
-    scenario: str
-    method: str
-    rule: str
-    attack: str  # "" for none
-    liars: float
-    seed: int
 
 
 def rule_of(name: str, liars: float) -> fq.sharing.Rule:
@@ -146,120 +135,6 @@ def rows_kept() -> dict[Cell, dict[str, Any]]:
     return {Cell(*(row[key] for key in Cell._fields)): row for row in kept(RESULTS)}
 
 
-def table(rows: Mapping[Cell, Mapping[str, Any]]) -> str:
-    """Mean and worst decile, in per cent, over as many seeds as are told: a table a scenario and share of liars."""
-    lines = []
-    for scenario, share in sorted({(cell.scenario, cell.liars) for cell in rows if cell.liars}):
-        lies = [lie for lie in LIES if any(c[0] == scenario and c[3:5] == (lie, share) for c in rows)]
-        lines += [f"\n{scenario}, {share:.0%} of the clients lie (accuracy of the honest / of their worst decile, %)\n"]
-        lines += ["| method | merge | nobody lies | " + " | ".join(lies) + " |", "|---|---|" + "---|" * (len(lies) + 1)]
-        for method, rule in itertools.product(METHODS, RULES):
-            lied = [_found(rows, Cell(scenario, method, rule, lie, share, 0)) for lie in lies]
-            honest = {row["seed"]: set(row["clients"]) for found in lied for row in found}
-            clean = [row for row in _found(rows, Cell(scenario, method, rule, "", 0.0, 0)) if row["seed"] in honest]
-            if honest:
-                cells = [_told(clean, honest), *(_told(found, honest) for found in lied)]
-                lines.append(f"| {method} | {rule} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def digest(rows: Mapping[Cell, Mapping[str, Any]]) -> str:
-    """Of each method and rule, over seeds: where nobody lies, on average over attacks, and under the worst of them.
-
-    Then what attacks cost on average, which is paired: the same clients, seed by seed. A seed counts where it has all
-    of the attacks; how many do is told where it is not all. Impostors are left out, since most methods have none.
-    """
-    lines = []
-    for scenario, share in sorted({(c.scenario, c.liars) for c in rows if c.liars}):
-        runs = {
-            lie: sum(c[0] == scenario and c[3:5] == (lie, share) for c in rows) for lie in LIES if lie != "impostor"
-        }
-        lies = [lie for lie in runs if 2 * runs[lie] >= max(runs.values())]
-        seeds = sorted({c.seed for c in rows if c.scenario == scenario and c.liars == share})
-        which = f"{scenario}, {share:.0%} of the clients lie by {', '.join(lies)}; seeds {', '.join(map(str, seeds))}"
-        told, cost = [], []
-        for rule in RULES:
-            found = [_over_seeds(rows, Cell(scenario, method, rule, "", share, 0), lies, seeds) for method in METHODS]
-            if any(found):
-                told.append(f"| {rule} | " + " | ".join(_digested(each, lies, len(seeds)) for each in found) + " |")
-                cost.append(f"| {rule} | " + " | ".join(_costs(each, len(seeds)) for each in found) + " |")
-        head = [f"| merge | {' | '.join(METHODS)} |", "|---|" + "---|" * len(METHODS)]
-        lines += [f"\n{which}: nobody lies; average and spread over seeds; worst (accuracy, %)\n", *head, *told]
-        lines += [
-            "\nWhat lies cost on average, in points of the same clients, and the spread over seeds\n",
-            *head,
-            *cost,
-        ]
-    return "\n".join(lines)
-
-
-class _Seed(NamedTuple):
-    """Accuracy of the honest with one seed, in per cent."""
-
-    clean: float
-    lied: list[float]  # by attack
-
-
-def _over_seeds(
-    rows: Mapping[Cell, Mapping[str, Any]], cell: Cell, lies: Sequence[str], seeds: Sequence[int]
-) -> list[_Seed]:
-    """A method and rule with the seeds that have all of it; columns are of the same clients."""
-    found = []
-    for seed in seeds:
-        lied = [rows.get(cell._replace(attack=lie, seed=seed)) for lie in lies]
-        clean = rows.get(cell._replace(attack="", liars=0.0, seed=seed))
-        there = [row for row in lied if row is not None]
-        if clean is None or (len(there) < len(lies) and cell.method != "alone"):
-            continue
-        honest = next(
-            set(row["clients"]) for c, row in rows.items() if c[0] == cell.scenario and c[4:] == (cell.liars, seed)
-        )
-        found.append(_Seed(100 * _mean(clean, honest), [100 * _mean(row, honest) for row in there]))
-    return found
-
-
-def _digested(found: Sequence[_Seed], lies: Sequence[str], seeds: int) -> str:
-    told = [f"{statistics.fmean(each.clean for each in found):.1f}"] if found else []
-    if found and found[0].lied:
-        by_lie = [statistics.fmean(each) for each in zip(*(each.lied for each in found), strict=True)]
-        told += [_spread([statistics.fmean(each.lied) for each in found])]
-        told += [f"{min(by_lie):.1f} {lies[by_lie.index(min(by_lie))]}"]
-    return ", ".join(told) + (f" ({len(found)})" if 0 < len(found) < seeds else "")
-
-
-def _costs(found: Sequence[_Seed], seeds: int) -> str:
-    if not found or not found[0].lied:
-        return ""
-    told = _spread([each.clean - statistics.fmean(each.lied) for each in found])
-    return told + (f" ({len(found)})" if len(found) < seeds else "")
-
-
-def _spread(values: Sequence[float]) -> str:
-    """A mean, and the standard deviation where there is more than one."""
-    mean = f"{statistics.fmean(values):.1f}"
-    return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
-
-
-def _mean(row: Mapping[str, Any], among: set[str]) -> float:
-    return statistics.fmean(value for name, value in row["clients"].items() if name in among)
-
-
-def _found(rows: Mapping[Cell, Mapping[str, Any]], which: Cell) -> list[Mapping[str, Any]]:
-    """The rows of a cell, of all seeds."""
-    return [row for cell, row in rows.items() if cell[:5] == which[:5]]
-
-
-def _told(found: Sequence[Mapping[str, Any]], honest: Mapping[int, set[str]]) -> str:
-    """Mean and worst decile of the clients that are honest under attack, so that columns are of the same clients."""
-    scores = [[value for name, value in row["clients"].items() if name in honest[row["seed"]]] for row in found]
-    if not scores:
-        return ""
-    mean = statistics.mean(sum(each) / len(each) for each in scores)
-    worst = statistics.mean(worst_decile(each) for each in scores)
-    seeds = f" ({len(scores)})" if len(scores) > 1 else ""
-    return f"{100 * mean:.1f} / {100 * worst:.1f}{seeds}"
-
-
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
@@ -276,7 +151,7 @@ def main(words: Sequence[str] | None = None) -> None:
     args = parser.parse_args(words)
     rows = rows_kept()
     if args.table or args.digest:
-        print(table(rows) if args.table else digest(rows))
+        print((table if args.table else digest)(rows, tuple(METHODS), RULES, LIES))
         return
     due = [cell for cell in grid(args) if cell not in rows]
     work = partial(run, device=args.device)

@@ -21,10 +21,12 @@ LEVELS: dict[str, str] = {
         "the server itself is trusted"
     ),
     "local": (
-        "each client as a whole, from the server too: what it sends hardly tells which data it has"
+        "each client as a whole, from the server too: the updates that it sends hardly tell which data it has, "
+        "though scores that it reports may"
     ),
     "sample": (
-        "each training sample, from the server too: what its client sends hardly tells whether it was there"
+        "each training sample, from the server too: the updates that its client sends hardly tell whether it was "
+        "there, though scores that it reports may"
     ),
     "distributed": (
         "each client as a whole, from the server too: whether its change or none was among them can hardly be told "
