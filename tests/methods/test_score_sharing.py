@@ -473,5 +473,21 @@ def test_whoever_takes_a_label_up_again_receives_what_it_had_left() -> None:
     torch.testing.assert_close(consensus(fed.server, 0), (left + alpha * own.detach()) / (1 + alpha))
 
 
+@pytest.mark.parametrize("normalise", [True, False])
+def test_the_last_owner_goes_on_from_a_sum_that_was_not_its_own_scores(
+    normalise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of label 2's owners user 2 alone takes part, half as loud as it speaks; then user 3 gives the label up."""
+    gives_up = Change(labels=(3,), train=(torch.zeros(4, 8), [3] * 4))
+    fed = federation(worked_example({2: {2: gives_up}}), normalise=normalise)
+    monkeypatch.setattr(fed, "sample_clients", lambda *_: (1,))
+    fed.step()
+    agreed = consensus(fed.server, 2).clone()
+    torch.testing.assert_close(agreed, (1 - USER_2) * (1 / 3 if normalise else 1 / 4))
+    fed.step()
+    updated = (agreed + (1 - USER_2) / 2) / (1.5 if normalise else 1)
+    torch.testing.assert_close(consensus(fed.server, 2), updated)
+
+
 def _owners(fed: Federation, label: int) -> Tensor:
     return fed.server.plan[f"label-{label}"].circle >= 0  # type: ignore[union-attr]

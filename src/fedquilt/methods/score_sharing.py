@@ -180,7 +180,8 @@ class ScoreSharing(Method):
         ).onto(state["heard"][:, None])[:, 0]  # fmt: skip
         sent = torch.zeros_like(owned)
         sent[ids] = owned[ids]
-        alone = torch.where(sent.any(0), sent & (sent.sum(0) == 1), state["alone"])
+        made = sent & (sent.sum(0) == 1) & (beta > 0 if self.normalise else beta == 1)  # a sum is as loud as beta
+        alone = torch.where(sent.any(0), made, state["alone"])
         alone &= owned  # who gives a label up has its scores no longer
         return {"round": updates.round, "beta": beta, "heard": share, "alone": alone}
 
