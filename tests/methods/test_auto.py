@@ -20,9 +20,10 @@ import fedquilt as fq
 from fedquilt.client import Change
 from fedquilt.core.federation import Federation
 from fedquilt.data import load
-from fedquilt.interface.messages import Update, Updates
+from fedquilt.interface.messages import UnitValues, Update, Updates
 from fedquilt.methods import FedAvg
 from fedquilt.methods.auto import Auto
+from fedquilt.methods.candidates import values_of
 from fedquilt.methods.decisions import by_ballot, in_words
 from fedquilt.methods.hypotheses import enough, groups, joined, nothing_seen, tidy, with_look
 from fedquilt.methods.patches import patches_of
@@ -233,6 +234,15 @@ def test_looking_costs_less_than_a_tenth_of_the_traffic_of_fedavg(kind: str) -> 
     assert moved[0] <= 1.1 * moved[1]
 
 
+def test_what_a_run_says_that_looking_cost_is_what_it_moved_more_with_half_of_the_clients_too() -> None:
+    scenario = planted("iid", clients=9, sizes=(30,), validation=10, rounds=60, share=0.5)  # nothing becomes private
+    found, averaged = run(scenario), run(scenario, FedAvg())
+    moved = [sum(each.bytes_up) + sum(each.bytes_down) for each in (found, averaged)]
+    assert found.summary["looking_cost"] > 0.01
+    assert found.summary["looking_cost"] == pytest.approx(moved[0] / moved[1] - 1, rel=0.03)  # and a few losses
+    assert moved[0] <= 1.1 * moved[1]
+
+
 def test_engines_agree_through_looks_and_ballots() -> None:
     scenario = planted(clients=9, rounds=12)
     one, other = (run(scenario, engine=engine) for engine in ("sequential", "vectorised"))
@@ -291,6 +301,28 @@ def test_only_clients_of_one_circle_and_round_are_compared() -> None:
     assert groups(seen, circle, torch.ones(4), 0.3).tolist() == [0, 0, 1, 1]
 
 
+def test_whoever_was_not_seen_is_no_reason_to_part_and_waits_by_itself_where_others_do() -> None:
+    rng = torch.Generator().manual_seed(0)
+    for apart, expected in ((0.0, [0, 0, 0, 0, 0, 0]), (9.0, [0, 1, 0, 1, 2, 2])):
+        middle = apart * torch.tensor([[1.0], [-1.0]]).repeat(2, 8)
+        one, other = (middle + torch.randn(4, 8, generator=rng) for _ in range(2))
+        seen = with_look(nothing_seen(6), torch.zeros(6, dtype=torch.int64), torch.arange(4), one, other)
+        assert groups(seen, torch.zeros(6, dtype=torch.int64), torch.ones(6), 0.3).tolist() == expected
+
+
+def test_the_candidate_of_a_circle_is_the_mean_of_its_members_by_their_samples() -> None:
+    federation = Federation(planted(clients=4, sizes=(30, 60)), Auto(), engine="sequential", device="cpu")
+    roster = federation.server.roster
+    head = list(roster.units)[-1]
+    size = int(roster.sizes()[head][0])
+    copies = torch.arange(4.0)[:, None].expand(4, size)
+    sent = Update(1, (0, 1, 2, 3), (UnitValues((head,), (size,), torch.arange(4), copies),), {})
+    asked = values_of(torch.tensor([[0, 0, 1, 1]]), head, Updates(1, (sent,)), roster)
+    (table,) = asked["values"].values()
+    assert table[asked["rows"][0], 0].tolist() == pytest.approx([2 / 3, 2 / 3, 8 / 3, 8 / 3])  # 30 and 60 samples
+    federation.close()
+
+
 def test_nearest_circles_are_those_that_may_join() -> None:
     circle = torch.tensor([0, 0, 1, 1, 2, 2, -1])
     values = {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([9.0])}
@@ -338,6 +370,23 @@ def test_circles_must_beat_what_is_shared_and_what_is_ones_own(
     assert "round 7: unit head, 8 clients" in in_words(made[0])
 
 
+@pytest.mark.parametrize(("errors", "joins"), [(1.0, False), (6.0, True)])
+def test_circles_are_joined_again_for_a_gain_that_is_sure(errors: float, joins: bool) -> None:
+    back = asked(1.0, 0.9, 1.2, 0.1 / errors * 7**0.5) | {"names": [], "back": ["everybody together"]}
+    back["circles"] = torch.zeros(1, 8, dtype=torch.int64)
+    circle, made = by_ballot(back, torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), 9, Auto().sure)
+    assert (len(circle.unique()) == 1) is joins
+    assert made[0]["backwards"]
+    assert ("joined in one circle" in in_words(made[0])) is joins
+
+
+def test_sentences_say_what_a_gain_lacks_and_count_errors_as_the_decision_does() -> None:
+    for own, spread, says in ((0.7, 0.05, "own copy may do as well"), (1.2, 0.2 / 4 * 7**0.5, "3 errors are needed")):
+        _, made = by_ballot(asked(1.0, 0.8, own, spread), torch.zeros(8, dtype=torch.int64), 7, Auto().sure)
+        assert says in in_words(made[0])
+    assert "evidence: 2.8 standard errors" in in_words(made[0])  # four, of eight clients
+
+
 def test_what_is_nearly_as_good_in_fewer_circles_is_taken() -> None:
     both = asked(1.0, 0.8, 0.9, 0.05)
     pairs = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
@@ -372,14 +421,80 @@ def test_a_client_with_a_place_leaves_it_for_a_gain_that_is_sure_and_is_one() ->
     head = list(roster.units)[-1]
     state = method.begin(roster)
     state["circle"][head] = torch.tensor([0, 0, 0, 1, 1, 1])
-    for gain, error, waits, moves in (
-        (0.3, 0.01, False, True), (0.03, 0.01, False, False), (1e-8, 1e-10, False, False), (1e-8, 1e-10, True, True),
+    for gain, error, waits, asks, moves in (
+        (0.3, 0.01, False, True, True), (0.03, 0.01, False, True, False), (1e-8, 1e-10, False, True, False),
+        (1e-8, 1e-10, True, False, True), (0.3, 0.01, False, False, False),
     ):  # fmt: skip
-        state["waiting"] = torch.tensor([waits] + [False] * 5)
+        state["waiting"], state["asked"] = (torch.tensor([who] + [False] * 5) for who in (waits, asks))
         _, patches = patches_of(state["circle"], state["waiting"], roster, 0)
         assert patches == [(0,), (0,), (1,)] or patches == [(0,), (1,), (0,)]
         fits = torch.tensor([[0.5 - gain * (patch == (1,)) for patch in patches]], dtype=torch.float64)
         said = Update(3, (0,), (), {"fits": fits, "errors": torch.full_like(fits, error)})
         after = method.learn(state, Updates(3, (said,)), roster)
         assert (int(after["circle"][head][0]) == 1) is moves
+        assert not after["waiting"].any()
+        assert not after["asked"].any()
     federation.close()
+
+
+def test_whether_a_patch_fits_is_asked_until_nearly_all_have_answered() -> None:
+    federation = Federation(planted(clients=8), Auto(), engine="sequential", device="cpu")
+    roster, method = federation.server.roster, Auto()
+    head = list(roster.units)[-1]
+    state = method.begin(roster)
+    state["circle"][head] = torch.arange(8) % 2
+    state = method.enrol(state, roster, roster, Updates(0, ()))  # nothing declared has changed: data have
+    asked = []
+    for round_, ids in enumerate(((0, 1, 2, 3), (2, 3, 4), (5, 6)), 1):
+        asked.append(method.plan(state, roster).offered[head].nonzero()[:, 0].tolist())
+        fits = torch.zeros(len(ids), 3, dtype=torch.float64)
+        state = method.learn(state, Updates(round_, (Update(round_, ids, (), {"fits": fits, "errors": fits}),)), roster)
+    assert asked == [list(range(8)), [4, 5, 6, 7], [5, 6, 7]]
+    assert not method.plan(state, roster).offered
+    federation.close()
+
+
+def test_a_ballot_goes_on_until_three_quarters_have_answered() -> None:
+    federation = Federation(planted(share=0.5, rounds=40), Auto(), engine="sequential", device="cpu", readouts=())
+    heard = []
+    while len(heard) < 2:
+        federation.step(evaluate=False)
+        state = federation.server.state
+        if state["doing"] == "votes":
+            heard.append(float(state["ballot"]["heard"].double().mean()))
+    assert heard[0] == 0
+    assert 0.4 < heard[1] < 0.75  # one half: the same ballot
+    federation.close()
+
+
+@pytest.mark.parametrize(("spent", "looks"), [(0.0, True), (1.0, False)])
+def test_nobody_looks_once_the_share_of_the_traffic_is_spent(spent: float, looks: bool) -> None:
+    federation = Federation(planted(clients=6), Auto(), engine="sequential", device="cpu", readouts=())
+    roster, method = federation.server.roster, Auto()
+    numbers = sum(float(sizes.float().mean()) for sizes in roster.sizes().values())
+    state = method.begin(roster) | {"heard": 1.0, "round": 2}
+    state |= {"spent": spent * 0.08 * 2 * numbers * 100}
+    after = method.learn(state, Updates(3, (Update(3, tuple(range(6)), ()),)), roster)
+    assert (after["doing"] == "looks") is looks
+    federation.close()
+
+
+def test_now_and_then_all_are_asked_whether_their_patch_fits() -> None:
+    federation = Federation(planted(clients=6), Auto(), engine="sequential", device="cpu", readouts=())
+    roster, method = federation.server.roster, Auto()
+    for circle, asks in ((torch.arange(6) % 2, True), (torch.zeros(6, dtype=torch.int64), False)):
+        state = method.begin(roster) | {"heard": 9.0, "round": 9, "doing": "looks", "tries": 5}
+        state |= {"seen": {unit: nothing_seen(6) for unit in roster.units}}  # nothing to propose
+        state["circle"] = dict.fromkeys(roster.units, circle)
+        after = method.learn(state, Updates(10, (Update(10, tuple(range(6)), ()),)), roster)
+        assert bool(method.plan(after, roster).offered) is asks  # where there is but one patch, nobody
+    federation.close()
+
+
+def test_a_unit_that_nobody_can_judge_is_left_to_the_look_and_the_others_to_ballots() -> None:
+    few = planted(clients=18, sizes=(50,), validation=15, widths=(32, 24), rounds=12)
+    blind = [fq.Client(c.name, c.model, (c.train.x, c.train.y), None, (c.test.x, c.test.y)) for c in few.clients]
+    clients = [b if i // 3 % 2 else c for i, (b, c) in enumerate(zip(blind, few.clients, strict=True))]  # of width 24
+    said = run(replace(few, clients=tuple(clients))).summary["decisions"]
+    assert any("nobody to judge" in each for each in said), said
+    assert any("nats" in each and "nobody to judge" not in each for each in said), said

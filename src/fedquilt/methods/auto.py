@@ -32,7 +32,7 @@ from fedquilt.interface.method import Method, State
 from fedquilt.interface.steps import Do, Install, Step, Train
 from fedquilt.methods import decisions
 from fedquilt.methods.ballots import BALLOT, CANDIDATES, LOOK, PATCH, ballot, fit, look
-from fedquilt.methods.candidates import backwards, measured, new_ballot, sketch_sizes, values_of
+from fedquilt.methods.candidates import backwards, measured, new_ballot, sketch_sizes, values_of, with_answers
 from fedquilt.methods.decisions import Decision, in_words
 from fedquilt.methods.fedavg import circles_of_shape
 from fedquilt.methods.hypotheses import (  # fmt: skip
@@ -43,14 +43,12 @@ from fedquilt.methods.hypotheses import (  # fmt: skip
     top_down,
     with_look,
 )
-from fedquilt.methods.patches import most_of, patches_of, rows_of
+from fedquilt.methods.patches import choose, cost_of, most_of, offers, patches_of, rows_of
 from fedquilt.sharing import PRIVATE, Plan, UnitPlan
 
 WAITS, LOOKS, VOTES, FITS = "waits", "looks", "votes", "fits"
 _SHARE = 0.08  # of the traffic of FedAvg in 100 rounds, or in as many as there are: what evidence may cost
 _UNTIL = 0.8  # of the rounds: what is found later has no time to show
-_CLEARLY = 4.0  # standard errors: a client with a place leaves it for a gain that is so clear,
-_LEAST = 1e-3  # with this added to the error: losses of samples that are learnt by heart hardly differ, and are sure
 _PATIENCE = 6  # rounds that a look or a ballot takes at most, where only some clients take part in each
 
 
@@ -100,26 +98,30 @@ class Auto(Method):
             "doing": WAITS,
             "due": max(2, math.ceil(roster.rounds / 10)),
             "fruitless": 0,  # looks in a row after which nothing was changed
-            "judged": True,  # whether there are validation samples to judge by, as far as is known
+            "judged": torch.full((len(roster), 2), torch.inf),  # validation samples of either half, as far as is known
             "waiting": torch.zeros(len(roster), dtype=torch.bool),  # clients without a place that they chose
-            "fitted": 0,  # the round in which all were asked whether their patch fits
+            "asked": torch.zeros(len(roster), dtype=torch.bool),  # those that have one, and are asked whether it fits
+            "fitted": 0,  # the round in which all were asked that
+            "heard": 0.0,  # rounds so far, one in which half of the clients took part being half a round
             "spent": 0.0,  # numbers, of the mean client, that evidence has cost
             "decisions": [],
         }
 
     def learn(self, state: State, updates: Updates, roster: Roster) -> State:
-        state = self._move(state, updates, roster) | {"round": updates.round}
+        part = sum(len(up.ids) for up in updates.ups) / len(roster)
+        spent = state["spent"] + part * self._cost(state, roster)
+        state = self._move(state, updates, roster)
+        state |= {"round": updates.round, "heard": state["heard"] + part, "spent": spent}
         if state["doing"] == LOOKS:
             state = self._looked(state, updates, roster)
         elif state["doing"] == VOTES:
             state = self._voted(state, updates, roster)
         elif state["doing"] == FITS:
-            state = self._rest(state, roster, found=True)
-        if state["doing"] == WAITS and state["due"] <= updates.round < _UNTIL * roster.rounds:
-            cost = sum(2.0 * numbers for numbers in sketch_sizes(roster, self.sketch).values())
-            if self._affords(state, roster, cost):
-                seen = {unit: nothing_seen(len(roster)) for unit in roster.units}
-                state |= {"doing": LOOKS, "seen": seen, "tries": 0, "spent": state["spent"] + cost}
+            state = self._fitted(state, roster)
+        due = state["doing"] == WAITS and state["due"] <= updates.round < _UNTIL * roster.rounds
+        if due and self._affords(state, roster, self._cost({**state, "doing": LOOKS}, roster)):
+            seen = {unit: nothing_seen(len(roster)) for unit in roster.units}
+            state |= {"doing": LOOKS, "seen": seen, "tries": 0}
         return state
 
     def _rest(self, state: State, roster: Roster, found: bool) -> State:
@@ -131,7 +133,18 @@ class Auto(Method):
 
     def _affords(self, state: State, roster: Roster, cost: float) -> bool:
         size = sum(float(sizes.float().mean()) for sizes in roster.sizes().values())
-        return bool(state["spent"] + cost <= _SHARE * 2 * size * max(100, roster.rounds))
+        rounds = max(100, roster.rounds) * state["heard"] / state["round"]  # of all clients
+        return bool(state["spent"] + cost <= _SHARE * 2 * size * rounds)
+
+    def _cost(self, state: State, roster: Roster) -> float:
+        """Numbers that evidence costs the mean client in a round in which all take part."""
+        circles = state["circle"]
+        cost = cost_of(offers(circles, state["waiting"], state["asked"], roster), circles, roster)
+        if state["doing"] == LOOKS:
+            cost += sum(2.0 * numbers for numbers in sketch_sizes(roster, self.sketch).values())
+        elif state["doing"] == VOTES:
+            cost += len(state["ballot"]["circles"]) * float(roster.sizes()[state["ballot"]["unit"]].float().mean())
+        return cost
 
     # --- looks -----------------------------------------------------------------------------------------------------
 
@@ -152,52 +165,51 @@ class Auto(Method):
             unit = queue.pop(0)
             options = hypotheses(unit, state["circle"], state["seen"], roster, self.lam, self.traits)
             back = backwards(unit, state["circle"][unit], state["decisions"], updates, roster)
-            if options and not state["judged"]:
-                state, changed = self._decide_unjudged(unit, options, state, roster)
-                if changed:
-                    return self._rest(state, roster, found=True)
-            elif options | back:
+            state, changed = self._decide_unjudged(unit, state, roster)
+            if changed:
+                return self._rest(state, roster, found=True)
+            judges = ~self._blind(unit, state, roster) & roster.has(unit)
+            if options | back and bool(judges.any()):
                 options = dict(list(options.items())[: CANDIDATES - len(back)])
                 cost = len(options | back) * float(roster.sizes()[unit].float().mean())
                 if self._affords(state, roster, cost):
                     asked = new_ballot(unit, options, back, updates, roster)
-                    spent = state["spent"] + cost
-                    return {**state, "doing": VOTES, "ballot": asked, "queue": queue, "tries": 0, "spent": spent}
+                    return {**state, "doing": VOTES, "ballot": asked, "queue": queue, "tries": 0}
         split = any(
             int((circle != PRIVATE).sum()) and _split(circle, roster, u) for u, circle in state["circle"].items()
         )
-        if split and state["judged"] and state["round"] - state["fitted"] >= max(5, roster.rounds // 5):
-            return {**state, "doing": FITS, "fitted": state["round"]}
+        since = state["round"] - state["fitted"]
+        if split and decisions.judged(state["judged"]) and since >= max(5, roster.rounds // 5):
+            return self._fit(state)
         return self._rest(state, roster, found=False)
 
     # --- ballots ---------------------------------------------------------------------------------------------------
 
     def _voted(self, state: State, updates: Updates, roster: Roster) -> State:
-        asked = dict(state["ballot"])
-        for up in updates.ups:
-            if "judged" in up.reports:
-                ids = torch.tensor(up.ids)
-                asked["losses"] = asked["losses"].index_copy(0, ids, up.reports["losses"].double().cpu())
-                asked["judged"] = asked["judged"].index_copy(0, ids, up.reports["judged"].double().cpu())
-                asked["heard"] = asked["heard"].index_fill(0, ids, True)
+        asked = with_answers(state["ballot"], updates)
+        known = torch.where(asked["heard"][:, None], asked["judged"].to(state["judged"]), state["judged"])
         unit, tries = asked["unit"], state["tries"] + 1
-        state = {**state, "ballot": asked, "tries": tries}
+        state = {**state, "ballot": asked, "tries": tries, "judged": known}
         if tries < _PATIENCE and float(asked["heard"][roster.has(unit)].double().mean()) < 0.75:
             return {**state, "ballot": asked | values_of(asked["circles"], unit, updates, roster)}
-        if not decisions.judged(asked):
-            state["judged"] = False
-            return self._ask({**state, "queue": [unit, *state["queue"]]}, updates, roster)
-        circle, made = decisions.by_ballot(asked, state["circle"][unit], state["round"], self.sure, state["decisions"])
-        state, changed = self._adopt(unit, circle, made, state)
-        return self._rest(state, roster, found=True) if changed else self._ask(state, updates, roster)
+        how = (state["round"], self.sure, state["decisions"], self._blind(unit, state, roster))
+        state, changed = self._adopt(unit, *decisions.by_ballot(asked, state["circle"][unit], *how), state)
+        state, unjudged = self._decide_unjudged(unit, state, roster)
+        return self._rest(state, roster, found=True) if changed or unjudged else self._ask(state, updates, roster)
 
-    def _decide_unjudged(
-        self, unit: str, options: Mapping[str, Tensor], state: State, roster: Roster
-    ) -> tuple[State, bool]:
-        seen, samples = state["seen"][unit], roster.samples
-        circle, made = decisions.by_look(
-            unit, options, state["circle"][unit], seen, samples, self.lam, state["round"], self.sure
-        )
+    def _blind(self, unit: str, state: State, roster: Roster) -> Tensor:
+        """(K,) clients of a shape of which too few validation samples are known for a ballot."""
+        shapes, blind = circles_of_shape(roster, unit), torch.zeros(len(roster), dtype=torch.bool)
+        for _, who in decisions.circles_of(shapes):
+            blind |= who & (not decisions.judged(state["judged"], who))
+        return blind
+
+    def _decide_unjudged(self, unit: str, state: State, roster: Roster) -> tuple[State, bool]:
+        """Decide by the look alone about circles of clients that could not judge."""
+        options = hypotheses(unit, state["circle"], state["seen"], roster, self.lam, self.traits)
+        blind = torch.where(self._blind(unit, state, roster), state["circle"][unit], PRIVATE)
+        how = (state["seen"][unit], roster.samples, self.lam, state["round"], self.sure)
+        circle, made = decisions.by_look(unit, options, state["circle"][unit], blind, *how)
         return self._adopt(unit, circle, made, state)
 
     def _adopt(self, unit: str, circle: Tensor, made: Sequence[Decision], state: State) -> tuple[State, bool]:
@@ -211,27 +223,24 @@ class Auto(Method):
 
     # --- patches ---------------------------------------------------------------------------------------------------
 
+    def _fit(self, state: State) -> State:
+        """Ask everybody whether its patch fits."""
+        everybody = torch.ones_like(state["asked"])
+        return {**state, "doing": FITS, "asked": everybody, "fitted": state["round"], "tries": 0}
+
+    def _fitted(self, state: State, roster: Roster) -> State:
+        """Go on asking until nearly all have answered."""
+        tries = state["tries"] + 1
+        if tries < _PATIENCE and float(state["asked"].double().mean()) > 0.25:
+            return {**state, "tries": tries}
+        return self._rest({**state, "asked": torch.zeros_like(state["asked"])}, roster, found=True)
+
     def _move(self, state: State, updates: Updates, roster: Roster) -> State:
         """Clients that were offered patches take the one that fits best; those with a place only for a clear gain."""
-        circles, waiting = {u: c.clone() for u, c in state["circle"].items()}, state["waiting"].clone()
-        made: list[Decision] = []
-        for up in updates.ups:
-            if "fits" not in up.reports:
-                continue
-            for i, fits, errors in zip(up.ids, up.reports["fits"].cpu(), up.reports["errors"].cpu(), strict=True):
-                units, patches = patches_of(state["circle"], state["waiting"], roster, i)
-                gains = fits[0] - fits
-                if not waiting[i]:
-                    gains = torch.where(gains > _CLEARLY * (errors + _LEAST), gains, 0.0)
-                best = int(gains.argmax())
-                if patches[best] != patches[0]:
-                    for unit, group in zip(units, patches[best], strict=True):
-                        circles[unit][i] = group
-                    made += decisions.moved(roster.names[i], updates.round, float(gains[best]), float(errors[best]))
-                waiting[i] = False
-        if not made and bool((waiting == state["waiting"]).all()):
-            return dict(state)
-        return {**state, "circle": circles, "waiting": waiting, "decisions": [*state["decisions"], *made]}
+        circles, waiting, asked, taken = choose(updates, state["circle"], state["waiting"], state["asked"], roster)
+        made = [decisions.moved(roster.names[i], updates.round, *gain) for i, gain in taken.items()]
+        state = {**state, "waiting": waiting, "asked": asked}
+        return state | ({"circle": circles, "decisions": [*state["decisions"], *made]} if made else {})
 
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
         """Newcomers and whoever changed wait for a place, at first in the biggest circles of their shapes.
@@ -245,10 +254,12 @@ class Auto(Method):
         for unit in roster.units:
             known = state["circle"].get(unit, torch.full((len(before),), PRIVATE))
             circles[unit] = most_of(unit, known, before, roster)
-        state = {**state, "circle": circles, "waiting": waiting | anew}
+        state = {**state, "circle": circles, "waiting": waiting | anew, "asked": torch.zeros_like(anew)}
+        more = torch.full((len(roster) - len(before), 2), torch.inf)
+        state |= {"judged": torch.cat([state["judged"], more]).where(~anew[:, None], torch.inf)}
         state = self._rest(state, roster, found=True)
         if not bool(anew.any()):
-            state |= {"doing": FITS, "fitted": state["round"]}
+            state = self._fit(state)
         return self._move(state, updates, roster)
 
     # --- what follows ----------------------------------------------------------------------------------------------
@@ -256,12 +267,7 @@ class Auto(Method):
     def plan(self, state: State, roster: Roster) -> Plan:
         samples = roster.samples
         plans = {unit: UnitPlan(circle, samples) for unit, circle in state["circle"].items()}
-        asked = state["waiting"] if state["doing"] != FITS else torch.ones(len(roster), dtype=torch.bool)
-        offered: dict[str, Tensor] = {}
-        for i in asked.nonzero()[:, 0].tolist():
-            for unit in patches_of(state["circle"], state["waiting"], roster, i)[0]:
-                offered.setdefault(unit, torch.zeros(len(roster), dtype=torch.bool))[i] = True
-        return Plan(plans, offered=offered)
+        return Plan(plans, offered=offers(state["circle"], state["waiting"], state["asked"], roster))
 
     def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
         told: dict[str, Tensor] = {}
@@ -272,7 +278,7 @@ class Auto(Method):
             shape = str(int(circles_of_shape(roster, asked["unit"])[ids[0]]))
             if shape in asked["values"]:
                 told[BALLOT + asked["unit"]] = asked["values"][shape][asked["rows"][:, list(ids)].T]
-        if state["doing"] == FITS or bool(state["waiting"][list(ids)].any()):
+        if bool((state["waiting"] | state["asked"])[list(ids)].any()):
             rows = [rows_of(state["circle"], *patches_of(state["circle"], state["waiting"], roster, i)) for i in ids]
             told |= {PATCH + unit: torch.stack([row[unit] for row in rows]) for unit in rows[0]}
         return told
@@ -283,7 +289,7 @@ class Auto(Method):
         return {
             "decisions": [in_words(decision) for decision in state["decisions"]],
             "changes": [in_words(decision) for decision in state["decisions"] if decision["changed"]],
-            "looking_cost": state["spent"] / (2 * size * max(1, state["round"])),
+            "looking_cost": state["spent"] / (2 * size * max(1.0, state["heard"])),
         }
 
 

@@ -60,6 +60,18 @@ def new_ballot(
     } | values_of(circles, unit, updates, roster)
 
 
+def with_answers(ballot: Mapping[str, Any], updates: Updates) -> dict[str, Any]:
+    """A ballot with what clients have answered in a round."""
+    asked = dict(ballot)
+    for up in updates.ups:
+        if "judged" in up.reports:
+            ids = torch.tensor(up.ids)
+            asked["losses"] = asked["losses"].index_copy(0, ids, up.reports["losses"].double().cpu())
+            asked["judged"] = asked["judged"].index_copy(0, ids, up.reports["judged"].double().cpu())
+            asked["heard"] = asked["heard"].index_fill(0, ids, True)
+    return asked
+
+
 def values_of(circles: Tensor, unit: str, updates: Updates, roster: Roster) -> dict[str, Any]:
     """The values of candidate circles (H, K), merged from what was just sent.
 

@@ -2,7 +2,8 @@
 
 A decision is a dict of numbers and texts, so that it is kept with a run as it is: `unit`, `round`, `changed`,
 `backwards` (whether circles were to be joined), `circles` before and after, `gain` in nats of validation loss (or in
-squared steps, by a look) with its `error`, `why`, and what was `rejected`.
+squared steps, by a look) with its `error`, by how many errors it is `sure` (counted as of many clients), `why`, what
+was `rejected`, and where nothing was changed although there was a gain, what was missing (`but`).
 """
 
 from __future__ import annotations
@@ -27,15 +28,25 @@ _UNJUDGED = ", nobody to judge"
 RECEIVED, OWN = 0, -1  # the places among a ballot's losses of what was received and of a client's own copy
 
 
-def judged(asked: Ballot) -> bool:
-    """Whether enough validation samples spoke on either half."""
-    return bool((asked["judged"].sum(0) >= _LEAST).all())
+def judged(samples: Tensor, who: Tensor | slice = slice(None)) -> bool:
+    """Whether some clients have enough validation samples on either half, of (K, 2)."""
+    return bool((samples[who].sum(0) >= _LEAST).all())
+
+
+def circles_of(circle: Tensor) -> list[tuple[int, Tensor]]:
+    """The circles of a unit, and who is in each, (K,)."""
+    return [(group, circle == group) for group in circle[circle != PRIVATE].unique().tolist()]
 
 
 def by_ballot(
-    asked: Ballot, circle: Tensor, round_: int, sure: float, before: Sequence[Decision] = ()
+    asked: Ballot,
+    circle: Tensor,
+    round_: int,
+    sure: float,
+    before: Sequence[Decision] = (),
+    blind: Tensor | None = None,
 ) -> tuple[Tensor, list[Decision]]:
-    """(K,) the circles of a unit after a ballot, and what was decided of each circle.
+    """(K,) the circles of a unit after a ballot, and what was decided of each circle that is not `blind`, (K,).
 
     Taken is the hypothesis of the fewest circles among those that are as good as the best one (within a standard error,
     or a twentieth of its gain), if its losses are lower by `sure` standard errors than with what all of them share, on
@@ -48,8 +59,9 @@ def by_ballot(
     """
     new, made = circle.clone(), []
     options = dict(zip(asked["names"], asked["circles"], strict=False))
-    for group in circle[circle != PRIVATE].unique().tolist():
-        members = circle == group
+    for _, members in circles_of(circle):
+        if blind is not None and bool(blind[members].any()):
+            continue
         known = [d["gain"] for d in before if d["unit"] == asked["unit"] and d["members"] == _names(members)]
         decision, taken = _split(asked, members, options, sure, max(known, default=torch.inf))
         if decision:
@@ -84,7 +96,12 @@ def _split(
     halves = [_gain(asked, members, at[pick], half).mean for half in (0, 1)]
     lasts = shared.mean >= _LASTING * earlier and alone.mean + alone.error > 0
     lasts = lasts and 2 * len(_kinds(here[pick][members])) <= int(members.sum())
-    changed = shared.sure > sure and min(halves) > 0 and (alone.sure > _ONCE or lasts)
+    missing = {
+        f"{sure:g} errors are needed": shared.sure > sure,
+        "on one half of the validation samples there is no gain": min(halves) > 0,
+        "each client's own copy may do as well, and it is not seen that the gain lasts": alone.sure > _ONCE or lasts,
+    }
+    changed = all(missing.values())
     others = {name: _gain(asked, members, place) for name, place in at.items() if name != pick}
     return {
         "changed": changed,
@@ -93,6 +110,8 @@ def _split(
         "circles": [1, len(_kinds(here[pick][members]))],
         "gain": shared.mean,
         "error": shared.error,
+        "sure": shared.sure,
+        "but": next((but for but, met in missing.items() if not met), "") if shared.mean > 0 else "",
         "gain_over_own": alone.mean,
         "error_over_own": alone.error,
         "members": _names(members),
@@ -111,19 +130,22 @@ def _join(asked: Ballot, members: Tensor, name: str, circle: Tensor) -> Decision
         "members": "",
         "gain": gain.mean,
         "error": gain.error,
+        "sure": gain.sure,
+        "but": f"{_ONCE:g} errors are needed" if 0 < gain.sure <= _ONCE else "",
         "rejected": [],
     }
 
 
 def by_look(
-    unit: str, options: Mapping[str, Tensor], circle: Tensor, seen: Seen, samples: Tensor, lam: float, round_: int,
-    sure: float,
+    unit: str, options: Mapping[str, Tensor], circle: Tensor, of: Tensor, seen: Seen, samples: Tensor, lam: float,
+    round_: int, sure: float,
 ) -> tuple[Tensor, list[Decision]]:  # fmt: skip
-    """(K,) the circles after a look alone: the first hypothesis, by what its circles save of the expected cost."""
-    name, grouping = next(iter(options.items()))
+    """(K,) the circles after a look alone, of which those in `of` are decided about: the first hypothesis, by what its
+    circles save of the expected cost."""
+    name, grouping = next(iter(options.items()), ("", circle))
     new, made = circle.clone(), []
-    for group in circle[circle != PRIVATE].unique().tolist():
-        who = ((circle == group) & (seen["times"] > 0)).nonzero()[:, 0]
+    for _, members in circles_of(of):
+        who = (members & (seen["times"] > 0)).nonzero()[:, 0]
         if len(who) < 2 or (len(_kinds(grouping[who])) == 1 and not bool((grouping[who] == PRIVATE).any())):
             continue
         found, parts = of_group(seen, who), torch.where(grouping[who] == PRIVATE, -2 - who, grouping[who])
@@ -135,27 +157,29 @@ def by_look(
         made.append({
             "unit": unit, "round": round_, "backwards": False, "changed": changed, "why": name + _UNJUDGED,
             "clients": len(who), "circles": [1, len(_kinds(grouping[who]))], "members": "", "gain": gain.mean,
-            "error": gain.error, "rejected": [],
+            "error": gain.error, "sure": gain.sure, "rejected": [],
+            "but": f"{sure:g} errors are needed" if 0 < gain.sure <= sure else "",
         })  # fmt: skip
     return _kept(tidy(new), circle), made
 
 
-def moved(client: str, round_: int, gain: float, error: float) -> list[Decision]:
+def moved(client: str, round_: int, gain: float, error: float) -> Decision:
     """A client took the patch that fits it best."""
-    return [{
+    return {
         "unit": "", "round": round_, "backwards": False, "changed": True, "why": f"{client} took the patch of others",
-        "clients": 1, "circles": [1, 1], "members": "", "gain": gain, "error": error, "rejected": [],
-    }]  # fmt: skip
+        "clients": 1, "circles": [1, 1], "members": "", "gain": gain, "error": error,
+        "sure": gain / max(error, 1e-12), "but": "", "rejected": [],
+    }  # fmt: skip
 
 
 def in_words(decision: Decision) -> str:
     """A decision as a sentence."""
-    unit, (before, after) = decision["unit"], decision["circles"]
-    gain, error = decision["gain"], decision["error"]
+    unit, (before, after), gain = decision["unit"], decision["circles"], decision["gain"]
     measure = "" if decision["why"].endswith(_UNJUDGED) else " nats"
-    evidence = f"{gain:.3g}{measure} (evidence: {gain / max(error, 1e-12):.1f} standard errors)"
+    evidence = f"{gain:.3g}{measure} (evidence: {decision['sure']:.1f} standard errors)"
     if not unit:
         return f"round {decision['round']}: {decision['why']}, which lowers its loss by {evidence}"
+    evidence += f", but {decision['but']}" if decision["but"] else ""
     who = f"unit {unit}, {decision['clients']} clients"
     if decision["backwards"]:
         word = "joined in one circle" if decision["changed"] else f"left in {before} circles"

@@ -69,12 +69,16 @@ def all_units(seen: Mapping[str, Seen]) -> Seen:
 
 
 def groups(seen: Seen, circle: Tensor, samples: Tensor, lam: float) -> Tensor:
-    """(K,) each circle split as the evidence says; who was not seen stays together, whoever is alone is private."""
+    """(K,) each circle split as the evidence says; whoever is alone is private.
+
+    Those who were not seen stay with the others where these stay together, and with one another where they part.
+    """
     parts = torch.zeros_like(circle)
     for group in circle.unique().tolist():
         who = ((circle == group) & (seen["times"] > 0)).nonzero()[:, 0]
         if group != PRIVATE and len(who) > 1:
-            parts[who] = 1 + agglomerate(of_group(seen, who), samples[who], lam)
+            found = agglomerate(of_group(seen, who), samples[who], lam)
+            parts[who] = found + int(found.max() > 0)
     return tidy(number_circles(circle, parts, circle == PRIVATE))
 
 

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedquilt.interface.messages import Roster
+from fedquilt.interface.messages import Roster, Updates
 from fedquilt.sharing import PRIVATE
 
 Patch = tuple[int, ...]  # for some units, the circle of each
 _MOST = 12  # patches that are offered: those that most clients wear
+_CLEARLY = 4.0  # standard errors: a client with a place leaves it for a gain that is so clear,
+_LEAST = 1e-3  # with this added to the error: losses of samples that are learnt by heart hardly differ, and are sure
 
 
 def patches_of(circles: Mapping[str, Tensor], waiting: Tensor, roster: Roster, i: int) -> tuple[list[str], list[Patch]]:
@@ -28,6 +30,24 @@ def patches_of(circles: Mapping[str, Tensor], waiting: Tensor, roster: Roster, i
     return units, [worn(i), *common]
 
 
+def offers(circles: Mapping[str, Tensor], waiting: Tensor, asked: Tensor, roster: Roster) -> dict[str, Tensor]:
+    """By unit, which clients are offered the values of all its circles, (K,): those that choose among patches."""
+    found: dict[str, Tensor] = {}
+    for i in (waiting | asked).nonzero()[:, 0].tolist():
+        for unit in patches_of(circles, waiting, roster, i)[0]:
+            found.setdefault(unit, torch.zeros(len(roster), dtype=torch.bool))[i] = True
+    return found
+
+
+def cost_of(offered: Mapping[str, Tensor], circles: Mapping[str, Tensor], roster: Roster) -> float:
+    """How many numbers more that is for the mean client than the value of its own circle."""
+    cost, sizes = 0.0, roster.sizes()
+    for unit, clients in offered.items():
+        count = len(circles[unit][circles[unit] != PRIVATE].unique())
+        cost += (count - 1) * float((clients * sizes[unit]).float().mean())
+    return cost
+
+
 def rows_of(circles: Mapping[str, Tensor], units: Sequence[str], patches: Sequence[Patch]) -> dict[str, Tensor]:
     """By unit, (patches,) the rows of the patches' circles among the unit's values; -1: one's own copy."""
     rows = {}
@@ -35,6 +55,34 @@ def rows_of(circles: Mapping[str, Tensor], units: Sequence[str], patches: Sequen
         labels = circles[unit][circles[unit] != PRIVATE].unique().tolist()
         rows[unit] = torch.tensor([labels.index(p[at]) if p[at] in labels else -1 for p in patches])
     return rows
+
+
+def choose(
+    updates: Updates, circles: Mapping[str, Tensor], waiting: Tensor, asked: Tensor, roster: Roster
+) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[int, tuple[float, float]]]:
+    """The circles after clients took the patches that fit them best, those with a place only for a clear gain.
+
+    With who waits and is asked from now on, and by how much, with its error, the loss of those who moved is lower.
+    """
+    new, waits, still = {u: c.clone() for u, c in circles.items()}, waiting.clone(), asked.clone()
+    moved: dict[int, tuple[float, float]] = {}
+    for up in updates.ups:
+        if "fits" not in up.reports:
+            continue
+        for i, fits, errors in zip(up.ids, up.reports["fits"].cpu(), up.reports["errors"].cpu(), strict=True):
+            if not (waiting[i] or asked[i]):  # nobody asked it: it is in a stack with somebody who was
+                continue
+            units, patches = patches_of(circles, waiting, roster, i)
+            gains = fits[0] - fits
+            if not waiting[i]:
+                gains = torch.where(gains > _CLEARLY * (errors + _LEAST), gains, 0.0)
+            best = int(gains.argmax())
+            if patches[best] != patches[0]:
+                for unit, group in zip(units, patches[best], strict=True):
+                    new[unit][i] = group
+                moved[i] = float(gains[best]), float(errors[best])
+            waits[i] = still[i] = False
+    return new, waits, still, moved
 
 
 def most_of(unit: str, circle: Tensor, before: Roster, roster: Roster) -> Tensor:
