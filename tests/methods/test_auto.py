@@ -1,4 +1,4 @@
-"""Auto: planted groups are found and nothing else; looks, ballots and patches as they should be."""
+"""Auto: planted groups are found and nothing else, whoever takes part; what that costs, and what a run says of it."""
 
 from __future__ import annotations
 
@@ -6,66 +6,24 @@ import json
 import os
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from planted_groups import ROUNDS, called, planted
+from torch import Tensor
 
 import fedquilt as fq
 from fedquilt.client import Change
 from fedquilt.core.federation import Federation
-from fedquilt.data import load
-from fedquilt.interface.messages import UnitValues, Update, Updates
 from fedquilt.methods import FedAvg
 from fedquilt.methods.auto import Auto
-from fedquilt.methods.candidates import values_of
-from fedquilt.methods.decisions import by_ballot, in_words
-from fedquilt.methods.hypotheses import enough, groups, joined, nothing_seen, tidy, with_look
-from fedquilt.methods.patches import patches_of
 from fedquilt.sharing import adjusted_rand
-from fedquilt.sharing.evidence import Gain
-from fedquilt.sharing.sketch import sketch
 from fedquilt.testing import check_method
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import splits
-
-ROUNDS = 24
-
-
-def net(width: int = 32) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
-
-
-def called(group: int, seed: int) -> np.ndarray:
-    """What a group calls each digit."""
-    return np.random.default_rng([seed, group]).permutation(10)
-
-
-def planted(
-    kind: str = "names", clients: int = 15, sizes: tuple[int, ...] = (60,), validation: int = 20, share: float = 1.0,
-    seed: int = 0, rounds: int = ROUNDS, widths: tuple[int, ...] = (32,),
-) -> fq.Scenario:  # fmt: skip
-    """Digits dealt out to clients of three groups: with other names for the digits, or (iid, skewed) no difference."""
-    data, rng = load("digits"), np.random.default_rng([seed, 9])
-    x, y, used, made = data.images(), data.y, np.zeros(len(data), dtype=bool), []
-    for i in range(clients):
-        parts = (sizes[i % len(sizes)], validation, 25)
-        odds = rng.dirichlet(np.full(10, 0.5)) if kind == "skewed" else np.full(10, 0.1)
-        free = rng.permutation(np.flatnonzero(~used))
-        mine = rng.choice(free, sum(parts), replace=False, p=odds[y[free]] / odds[y[free]].sum())
-        used[mine] = True
-        label = called(i % 3, seed)[y[mine]] if kind == "names" else y[mine]
-        a, b = parts[0], parts[0] + parts[1]
-        train, held, test = ((x[mine[s]], label[s]) for s in (slice(a), slice(a, b), slice(b, None)))
-        model = partial(net, widths[i // 3 % len(widths)])
-        made.append(fq.Client(f"c{i}", model, train, held if validation else None, test, {"cohort": str(i % 3)}))
-    return fq.Scenario("planted", made, fq.Training(rounds=rounds, epochs=2, batch=10, lr=0.1, share=share))
 
 
 def run(scenario: fq.Scenario, method: fq.Method | None = None, engine: str = "vectorised") -> fq.Run:
@@ -173,6 +131,15 @@ def test_without_validation_samples_the_look_decides() -> None:
     assert split(run(planted("iid", validation=0))) == []
 
 
+def test_a_unit_that_nobody_can_judge_is_left_to_the_look_and_the_others_to_ballots() -> None:
+    few = planted(clients=18, sizes=(50,), validation=15, widths=(32, 24), rounds=12)
+    blind = [fq.Client(c.name, c.model, (c.train.x, c.train.y), None, (c.test.x, c.test.y)) for c in few.clients]
+    clients = [b if i // 3 % 2 else c for i, (b, c) in enumerate(zip(blind, few.clients, strict=True))]  # of width 24
+    said = run(replace(few, clients=tuple(clients))).summary["decisions"]
+    assert any("nobody to judge" in each for each in said), said
+    assert any("nats" in each and "nobody to judge" not in each for each in said), said
+
+
 def test_unlike_architectures_are_compared_where_shapes_agree() -> None:
     result = run(planted(clients=18, sizes=(50,), validation=15, widths=(32, 24), rounds=30))
     for unit in result.plan.units:
@@ -196,8 +163,8 @@ def test_a_client_with_random_labels_spoils_nobody_elses_circle() -> None:
 
 
 def test_a_newcomer_is_offered_patches_and_takes_that_of_its_group(tmp_path: Path) -> None:
-    scenario = planted(clients=16)  # the last one, 15, is of group 0
-    others = replace(scenario, clients=scenario.clients[:-1])
+    scenario = planted(clients=17)  # the last one, 16, is of group 1: not the circle that newcomers begin in
+    others = replace(scenario, clients=scenario.clients[:15])
     before = fq.run(
         others, Auto(), alone=False, engine="vectorised", device="cpu", evaluate_every=ROUNDS, out=tmp_path / "run"
     )
@@ -205,7 +172,7 @@ def test_a_newcomer_is_offered_patches_and_takes_that_of_its_group(tmp_path: Pat
     joined_ = fq.onboard(tmp_path / "run", scenario.clients[-1], visits=1, scenario=others)
     parted = [unit for unit in split(before) if rand(before, unit, THREE) > 0.9]
     for unit in parted:
-        assert set(joined_.circles[unit]) == {f"c{i}" for i in range(15) if i % 3 == 0}
+        assert set(joined_.circles[unit]) == {f"c{i}" for i in range(15) if i % 3 == 1}
 
 
 def test_a_client_that_says_that_its_data_changed_moves_to_where_it_fits() -> None:
@@ -281,220 +248,3 @@ def test_a_look_leaves_a_client_as_it_was() -> None:
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, float], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Auto(**settings)  # type: ignore[arg-type]
-
-
-# --- pieces -----------------------------------------------------------------------------------------------------------
-
-
-def test_sketches_keep_inner_products_in_the_mean() -> None:
-    rng = torch.Generator().manual_seed(0)
-    one, other = torch.randn(2, 3000, generator=rng)
-    found = [float(sketch(one, 64, str(i)) @ sketch(one + other, 64, str(i))) for i in range(200)]
-    assert sum(found) / 200 == pytest.approx(float(one @ (one + other)), rel=0.05)
-
-
-def test_only_clients_of_one_circle_and_round_are_compared() -> None:
-    circle = torch.tensor([0, 0, 1, 1])
-    seen = with_look(nothing_seen(4), circle, torch.tensor([0, 1, 2]), torch.ones(3, 2), torch.zeros(3, 2))
-    assert seen["pairs"].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
-    assert not enough(seen, circle)
-    assert groups(seen, circle, torch.ones(4), 0.3).tolist() == [0, 0, 1, 1]
-
-
-def test_whoever_was_not_seen_is_no_reason_to_part_and_waits_by_itself_where_others_do() -> None:
-    rng = torch.Generator().manual_seed(0)
-    for apart, expected in ((0.0, [0, 0, 0, 0, 0, 0]), (9.0, [0, 1, 0, 1, 2, 2])):
-        middle = apart * torch.tensor([[1.0], [-1.0]]).repeat(2, 8)
-        one, other = (middle + torch.randn(4, 8, generator=rng) for _ in range(2))
-        seen = with_look(nothing_seen(6), torch.zeros(6, dtype=torch.int64), torch.arange(4), one, other)
-        assert groups(seen, torch.zeros(6, dtype=torch.int64), torch.ones(6), 0.3).tolist() == expected
-
-
-def test_the_candidate_of_a_circle_is_the_mean_of_its_members_by_their_samples() -> None:
-    federation = Federation(planted(clients=4, sizes=(30, 60)), Auto(), engine="sequential", device="cpu")
-    roster = federation.server.roster
-    head = list(roster.units)[-1]
-    size = int(roster.sizes()[head][0])
-    copies = torch.arange(4.0)[:, None].expand(4, size)
-    sent = Update(1, (0, 1, 2, 3), (UnitValues((head,), (size,), torch.arange(4), copies),), {})
-    asked = values_of(torch.tensor([[0, 0, 1, 1]]), head, Updates(1, (sent,)), roster)
-    (table,) = asked["values"].values()
-    assert table[asked["rows"][0], 0].tolist() == pytest.approx([2 / 3, 2 / 3, 8 / 3, 8 / 3])  # 30 and 60 samples
-    federation.close()
-
-
-def test_nearest_circles_are_those_that_may_join() -> None:
-    circle = torch.tensor([0, 0, 1, 1, 2, 2, -1])
-    values = {0: torch.tensor([0.0]), 1: torch.tensor([1.0]), 2: torch.tensor([9.0])}
-    assert tidy(joined(circle, values)).tolist() == [0, 0, 0, 0, 1, 1, -1]
-
-
-def asked(received: float, candidate: float, own: float, spread: float = 0.0) -> dict[str, Any]:
-    """A ballot of eight clients about two circles, in which all have about the same losses."""
-    wobble = spread * torch.tensor([1.0, -1.0]).repeat(4)[:, None, None]
-    losses = torch.tensor([received, candidate, own]).double().expand(8, 2, 3).clone()
-    losses[:, :, 1:2] += wobble
-    circles = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
-    return {
-        "unit": "head", "names": ["its own evidence"], "back": [], "circles": circles, "losses": losses,
-        "judged": torch.full((8, 2), 5.0, dtype=torch.float64),
-    }  # fmt: skip
-
-
-def test_a_gain_that_lasts_parts_and_one_that_fades_does_not() -> None:
-    first = asked(1.0, 0.8, 0.8, 0.05)  # no better than one's own copies
-    circle, made = by_ballot(first, torch.zeros(8, dtype=torch.int64), 5, 2.0)
-    assert len(circle.unique()) == 1
-    for candidate, parts in ((0.84, True), (0.9, False)):  # four fifths and a half of the gain are left
-        later, again = by_ballot(asked(1.0, candidate, candidate, 0.05), circle, 9, 2.0, made)
-        assert (len(later.unique()) == 2) is parts
-        assert again[0]["changed"] is parts
-
-
-@pytest.mark.parametrize(
-    ("received", "candidate", "own", "spread", "parts"),
-    [
-        (1.0, 0.8, 0.9, 0.05, True),  # better than both, by far more than its error
-        (1.0, 0.8, 0.7, 0.05, False),  # what a client can do by itself is no reason to part
-        (1.0, 0.98, 1.1, 0.2, False),  # not sure
-        (0.8, 1.0, 1.2, 0.05, False),  # worse
-    ],
-)
-def test_circles_must_beat_what_is_shared_and_what_is_ones_own(
-    received: float, candidate: float, own: float, spread: float, parts: bool
-) -> None:
-    circle, made = by_ballot(asked(received, candidate, own, spread), torch.zeros(8, dtype=torch.int64), 7, 2.0)
-    assert (len(circle.unique()) == 2) is parts
-    assert made[0]["changed"] is parts
-    assert made[0]["gain"] == pytest.approx(received - candidate)
-    assert "round 7: unit head, 8 clients" in in_words(made[0])
-
-
-@pytest.mark.parametrize(("errors", "joins"), [(1.0, False), (6.0, True)])
-def test_circles_are_joined_again_for_a_gain_that_is_sure(errors: float, joins: bool) -> None:
-    back = asked(1.0, 0.9, 1.2, 0.1 / errors * 7**0.5) | {"names": [], "back": ["everybody together"]}
-    back["circles"] = torch.zeros(1, 8, dtype=torch.int64)
-    circle, made = by_ballot(back, torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), 9, Auto().sure)
-    assert (len(circle.unique()) == 1) is joins
-    assert made[0]["backwards"]
-    assert ("joined in one circle" in in_words(made[0])) is joins
-
-
-def test_sentences_say_what_a_gain_lacks_and_count_errors_as_the_decision_does() -> None:
-    for own, spread, says in ((0.7, 0.05, "own copy may do as well"), (1.2, 0.2 / 4 * 7**0.5, "3 errors are needed")):
-        _, made = by_ballot(asked(1.0, 0.8, own, spread), torch.zeros(8, dtype=torch.int64), 7, Auto().sure)
-        assert says in in_words(made[0])
-    assert "evidence: 2.8 standard errors" in in_words(made[0])  # four, of eight clients
-
-
-def test_what_is_nearly_as_good_in_fewer_circles_is_taken() -> None:
-    both = asked(1.0, 0.8, 0.9, 0.05)
-    pairs = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-    both |= {"names": ["its own evidence", "its own evidence, more circles"]}
-    both["circles"] = torch.stack([both["circles"][0], pairs])
-    for loss, taken in ((0.792, 2), (0.78, 4)):  # 4 and 9 per cent of the gain more in four circles, the same for all
-        finer = both["losses"][:, :, 1:2] - 0.8 + loss
-        losses = torch.cat([both["losses"][:, :, :2], finer, both["losses"][:, :, 2:]], dim=2)
-        circle, made = by_ballot({**both, "losses": losses}, torch.zeros(8, dtype=torch.int64), 7, 2.0)
-        assert made[0]["circles"] == [1, taken]
-        assert len(circle.unique()) == taken
-
-
-@pytest.mark.parametrize(("errors", "parts"), [(4.0, False), (7.0, True)])  # of eight clients: 2.8 and 3.8 of many
-def test_the_best_of_many_splits_needs_more_than_a_single_test(errors: float, parts: bool) -> None:
-    spread = 0.2 / errors * 7**0.5  # so that the gain of 0.2 is so many standard errors
-    circle, made = by_ballot(asked(1.0, 0.8, 1.2, spread), torch.zeros(8, dtype=torch.int64), 7, Auto().sure)
-    assert made[0]["gain"] / made[0]["error"] == pytest.approx(errors)
-    assert (len(circle.unique()) == 2) is parts
-
-
-def test_few_clients_are_as_sure_as_students_t_says() -> None:
-    for t in (1.0, 3.0, 8.0):  # with three clients the chance is 1/2 - t / 2 sqrt(2 + t^2)
-        exact = -NormalDist().inv_cdf(0.5 - t / (2 * (2 + t * t) ** 0.5))
-        assert Gain(t, 1.0, 3).sure == pytest.approx(exact, abs=0.06)
-        assert Gain(-t, 1.0, 3).sure == -Gain(t, 1.0, 3).sure
-
-
-def test_a_client_with_a_place_leaves_it_for_a_gain_that_is_sure_and_is_one() -> None:
-    federation = Federation(planted(clients=6), Auto(), engine="sequential", device="cpu")
-    roster, method = federation.server.roster, Auto()
-    head = list(roster.units)[-1]
-    state = method.begin(roster)
-    state["circle"][head] = torch.tensor([0, 0, 0, 1, 1, 1])
-    for gain, error, waits, asks, moves in (
-        (0.3, 0.01, False, True, True), (0.03, 0.01, False, True, False), (1e-8, 1e-10, False, True, False),
-        (1e-8, 1e-10, True, False, True), (0.3, 0.01, False, False, False),
-    ):  # fmt: skip
-        state["waiting"], state["asked"] = (torch.tensor([who] + [False] * 5) for who in (waits, asks))
-        _, patches = patches_of(state["circle"], state["waiting"], roster, 0)
-        assert patches == [(0,), (0,), (1,)] or patches == [(0,), (1,), (0,)]
-        fits = torch.tensor([[0.5 - gain * (patch == (1,)) for patch in patches]], dtype=torch.float64)
-        said = Update(3, (0,), (), {"fits": fits, "errors": torch.full_like(fits, error)})
-        after = method.learn(state, Updates(3, (said,)), roster)
-        assert (int(after["circle"][head][0]) == 1) is moves
-        assert not after["waiting"].any()
-        assert not after["asked"].any()
-    federation.close()
-
-
-def test_whether_a_patch_fits_is_asked_until_nearly_all_have_answered() -> None:
-    federation = Federation(planted(clients=8), Auto(), engine="sequential", device="cpu")
-    roster, method = federation.server.roster, Auto()
-    head = list(roster.units)[-1]
-    state = method.begin(roster)
-    state["circle"][head] = torch.arange(8) % 2
-    state = method.enrol(state, roster, roster, Updates(0, ()))  # nothing declared has changed: data have
-    asked = []
-    for round_, ids in enumerate(((0, 1, 2, 3), (2, 3, 4), (5, 6)), 1):
-        asked.append(method.plan(state, roster).offered[head].nonzero()[:, 0].tolist())
-        fits = torch.zeros(len(ids), 3, dtype=torch.float64)
-        state = method.learn(state, Updates(round_, (Update(round_, ids, (), {"fits": fits, "errors": fits}),)), roster)
-    assert asked == [list(range(8)), [4, 5, 6, 7], [5, 6, 7]]
-    assert not method.plan(state, roster).offered
-    federation.close()
-
-
-def test_a_ballot_goes_on_until_three_quarters_have_answered() -> None:
-    federation = Federation(planted(share=0.5, rounds=40), Auto(), engine="sequential", device="cpu", readouts=())
-    heard = []
-    while len(heard) < 2:
-        federation.step(evaluate=False)
-        state = federation.server.state
-        if state["doing"] == "votes":
-            heard.append(float(state["ballot"]["heard"].double().mean()))
-    assert heard[0] == 0
-    assert 0.4 < heard[1] < 0.75  # one half: the same ballot
-    federation.close()
-
-
-@pytest.mark.parametrize(("spent", "looks"), [(0.0, True), (1.0, False)])
-def test_nobody_looks_once_the_share_of_the_traffic_is_spent(spent: float, looks: bool) -> None:
-    federation = Federation(planted(clients=6), Auto(), engine="sequential", device="cpu", readouts=())
-    roster, method = federation.server.roster, Auto()
-    numbers = sum(float(sizes.float().mean()) for sizes in roster.sizes().values())
-    state = method.begin(roster) | {"heard": 1.0, "round": 2}
-    state |= {"spent": spent * 0.08 * 2 * numbers * 100}
-    after = method.learn(state, Updates(3, (Update(3, tuple(range(6)), ()),)), roster)
-    assert (after["doing"] == "looks") is looks
-    federation.close()
-
-
-def test_now_and_then_all_are_asked_whether_their_patch_fits() -> None:
-    federation = Federation(planted(clients=6), Auto(), engine="sequential", device="cpu", readouts=())
-    roster, method = federation.server.roster, Auto()
-    for circle, asks in ((torch.arange(6) % 2, True), (torch.zeros(6, dtype=torch.int64), False)):
-        state = method.begin(roster) | {"heard": 9.0, "round": 9, "doing": "looks", "tries": 5}
-        state |= {"seen": {unit: nothing_seen(6) for unit in roster.units}}  # nothing to propose
-        state["circle"] = dict.fromkeys(roster.units, circle)
-        after = method.learn(state, Updates(10, (Update(10, tuple(range(6)), ()),)), roster)
-        assert bool(method.plan(after, roster).offered) is asks  # where there is but one patch, nobody
-    federation.close()
-
-
-def test_a_unit_that_nobody_can_judge_is_left_to_the_look_and_the_others_to_ballots() -> None:
-    few = planted(clients=18, sizes=(50,), validation=15, widths=(32, 24), rounds=12)
-    blind = [fq.Client(c.name, c.model, (c.train.x, c.train.y), None, (c.test.x, c.test.y)) for c in few.clients]
-    clients = [b if i // 3 % 2 else c for i, (b, c) in enumerate(zip(blind, few.clients, strict=True))]  # of width 24
-    said = run(replace(few, clients=tuple(clients))).summary["decisions"]
-    assert any("nobody to judge" in each for each in said), said
-    assert any("nats" in each and "nobody to judge" not in each for each in said), said
