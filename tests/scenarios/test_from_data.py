@@ -316,10 +316,10 @@ def test_a_column_that_numbers_the_rows_is_told_of(tmp_path: Path) -> None:
 def test_a_client_without_a_number_in_a_column_and_samples_without_a_label(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a,who,label\n" + "1,x,0\n2,x,1\n" * 10 + ",y,0\n,y,1\n" * 10)
-    with pytest.raises(ValueError, match="client 'y': none of its training samples has a number in column 1"):
+    with pytest.raises(ValueError, match="client 'y': none of its training samples has a number in column 'a'"):
         fq.scenario_from(path, client="who", gaps="mean")
     path.write_text("a,label\n1,yes\n2,\n3,no\n")
-    with pytest.raises(ValueError, match="some samples have no label"):
+    with pytest.raises(ValueError, match="a row has no label in column 'label', the first in line 3"):
         fq.scenario_from(path)
     with pytest.raises(ValueError, match="gaps='median' is not known"):
         fq.scenario_from(path, gaps="median")  # type: ignore[arg-type]
@@ -360,3 +360,70 @@ def test_a_card_says_how_a_row_becomes_a_sample(tmp_path: Path) -> None:
     assert (
         f"| 3 | `age` | {columns[2]['filled_with']:g} | {columns[2]['mean']:g} | {columns[2]['deviation']:g} |" in told
     )
+
+
+def said_of(path: Path, text: str, **how: Any) -> str:
+    """What is said of a table that cannot be read."""
+    path.write_text(text)
+    with pytest.raises(ValueError, match="t\\.csv") as caught:
+        fq.scenario_from(path, **how)
+    return str(caught.value)
+
+
+def test_all_that_is_in_the_way_is_said_at_once(tmp_path: Path) -> None:
+    rows = [
+        f"P{i},2024-01-{i % 28 + 1:02d},{'fm'[i % 2]},{i if i % 5 else ''},{i % 7 or '<1'},{i % 2}" for i in range(60)
+    ]
+    text = "\n".join(["name,day,sex,age,crp,label", *rows])
+    told = said_of(tmp_path / "t.csv", text, leave_out=["name"])
+    assert "column 'crp' has numbers, but for entries such as '<1'" in told
+    assert "Column 'sex' is no numbers; make a column of each of its values by one_hot=sex" in told
+    assert "leave it out by leave_out=name,day, or make numbers of it first" in told
+    assert "Column 'age' has gaps; fill them by gaps=mean" in told
+    assert "one_hot=sex,name" not in said_of(tmp_path / "t.csv", text), "a column for each patient is no help"
+
+
+def test_two_columns_of_one_heading_are_refused_and_one_without_has_a_name(tmp_path: Path) -> None:
+    assert "has two columns 'a'" in said_of(tmp_path / "t.csv", "a,a,label\n1,2,0\n2,3,1\n")
+    path = tmp_path / "index.csv"
+    path.write_text(",a,label\n" + "".join(f"{i},{i % 5},{i % 2}\n" for i in range(30)))  # as pandas writes its index
+    made = fq.scenario_from(path, leave_out="column-1", clients=2)
+    assert made.clients[0].train.x.shape[1:] == (1,)
+
+
+@pytest.mark.parametrize(("apart", "half"), [(";", "0,5"), ("\t", "0.5"), (";", "0.5")])
+def test_a_table_may_have_semicolons_or_tabs_and_then_decimal_commas(tmp_path: Path, apart: str, half: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(apart.join(row) for row in [("a", "label"), (half, "yes"), ("2", "no")] * 1))
+    found = read_samples(path)
+    assert found.x.tolist() == [[0.5], [2.0]]
+    assert found.label_names == ("no", "yes")
+
+
+def test_what_a_spreadsheet_may_have_done_to_a_table_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes("a,label\n1,M\u00fcnster\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"t.csv' is not in UTF-8 \(there is a byte 0xfc\); save it so"):
+        fq.scenario_from(path)
+    assert "entries such as '0,5'; write a number such as 1234.5" in said_of(path, 'a,label\n"0,5",x\n"1,25",y\n')
+    assert "'1,234.5'" in said_of(path, 'a,label\n"1,234.5",x\n"2,000.5",y\n')
+    assert "column 'a' has inf in line 4" in said_of(path, "a,label\n1,x\n\ninf,y\n", gaps="mean")
+    assert "2 rows have no client in column 'who', the first in line 3" in said_of(
+        path, "a,who,label\n1,n,x\n2,,y\n3,,y\n", client="who"
+    )
+
+
+def test_names_that_look_alike_are_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,who,label\n" + "1,North,ill\n2,north,well\n" * 9)
+    with pytest.warns(UserWarning, match="the clients 'North' and 'north' differ by capitals or spaces alone"):
+        fq.scenario_from(path, client="who")
+    with pytest.warns(UserWarning, match="the labels 'Ill' and 'ill'"):
+        read_samples(([[1], [2]], ["ill", "Ill"]))
+
+
+def test_a_dict_of_columns_is_a_table() -> None:
+    columns = {"age": X[:, 0], "height": X[:, 1], "weight": X[:, 2], "answer": NAMES, "town": WHOSE}
+    check_towns(fq.scenario_from(columns, label="answer", client="town"))
+    with pytest.raises(ValueError, match="unlike lengths: a 2, label 1"):
+        fq.scenario_from({"a": [1, 2], "label": [0]})

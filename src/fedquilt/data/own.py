@@ -5,9 +5,8 @@ Labels may be any texts or numbers. They are numbered in their sorted order, and
 
 from __future__ import annotations
 
-import csv
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,25 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedquilt._util.suggest import did_you_mean
 from fedquilt.data.npz import NotArrays, read_arrays
+from fedquilt.data.tables import Read, Table, columns_of, samples_of, stacked
 
-_MISSING = ("", "na", "nan", "null", "none", "?")
 _MOST = 2**53  # from here on floats are no whole numbers one by one
 _PEAK = 255  # of an image of bytes
-_MANY = 100  # values of a column, above which they are hardly kinds of something
-
-
-@dataclass(frozen=True)
-class Table:
-    """How columns of a table are read: `label` or several are targets, those of `leave_out` are not looked at, of
-    `one_hot` each value is a column of its own with 0 or 1, and `gaps` says whether numbers may be missing."""
-
-    label: str | Sequence[str] = "label"
-    leave_out: Sequence[str] = ()
-    one_hot: Sequence[str] = ()
-    gaps: bool = False
-
 
 _PLAIN = Table()
 
@@ -76,7 +61,22 @@ def read_samples(source: Any, table: Table = _PLAIN, client: Any = None, classes
         raise ValueError(f"there are {len(labels)} samples, but clients of shape {np.shape(whose)}; give one a sample")
     y, names = numbered(labels) if classes else (_targets(labels), ())
     told = None if whose is None else np.array([str(_plain(who)) for who in whose])
+    _tell_lookalikes(names, "labels")
+    _tell_lookalikes(() if told is None else np.unique(told).tolist(), "clients")
     return Samples(_inputs(x), y, names, told, columns)
+
+
+def _tell_lookalikes(names: Iterable[str], what: str) -> None:
+    """Warn of names that people would take for one: 'North' and 'north'."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(" ".join(name.casefold().split()), name)
+        if other != name:
+            warnings.warn(
+                f"the {what} '{other}' and '{name}' differ by capitals or spaces alone, and are taken for two; if they "
+                "are one, write them alike",
+                stacklevel=4,
+            )
 
 
 def _targets(values: NDArray[Any]) -> NDArray[Any]:
@@ -108,26 +108,31 @@ def numbered(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     told = np.array([str(_plain(label)) for label in labels])
     names, y = np.unique(told, return_inverse=True)
     if names[0] == "" or "nan" in names:
-        raise ValueError("some samples have no label; leave them out")
+        raise ValueError("some samples have no label; leave such samples out")
     return y.astype(np.int64), tuple(str(name) for name in names)
 
 
-def _read(source: Any, table: Table, client: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
+def _read(source: Any, table: Table, client: Any) -> Read:
     """Samples, labels and clients of a source."""
     if isinstance(source, str | Path):
         return _from_path(Path(source), table, client)
     if isinstance(source, tuple | list) and len(source) == 2:
         return _array(source[0]), _array(source[1]), client, ()
+    if isinstance(source, Mapping):  # columns by their names
+        columns = {str(name): _array(values) for name, values in source.items()}
+        if len({np.shape(values)[:1] for values in columns.values()}) > 1:
+            raise ValueError(f"columns have unlike lengths: {', '.join(f'{n} {len(v)}' for n, v in columns.items())}")
+        return samples_of(columns, table, client, "the table")
     if hasattr(source, "columns") and hasattr(source, "to_numpy"):  # a data frame, of pandas or of others
         columns = {str(name): np.asarray(source[name]) for name in source.columns}
-        return _from_columns(columns, table, client, "the data frame")
+        return samples_of(columns, table, client, "the data frame")
     if hasattr(source, "features") and hasattr(source, "column_names"):  # of Hugging Face
         columns = {str(name): np.asarray(source[name]) for name in source.column_names}
         label = table.label if isinstance(table.label, str) else ""
         names = getattr(source.features.get(label), "names", None)
         if names is not None and label in columns:
             columns[label] = np.asarray(names)[columns[label]]
-        return _from_columns(columns, table, client, "the data set")
+        return samples_of(columns, table, client, "the data set")
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):  # a torch Dataset
         try:
             pairs = [source[at] for at in range(len(source))]
@@ -140,7 +145,7 @@ def _read(source: Any, table: Table, client: Any) -> tuple[Any, Any, Any, tuple[
     )
 
 
-def _from_path(path: Path, table: Table, client: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
+def _from_path(path: Path, table: Table, client: Any) -> Read:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in (".csv", ".npz"))
         if not files:
@@ -148,8 +153,8 @@ def _from_path(path: Path, table: Table, client: Any) -> tuple[Any, Any, Any, tu
         if client is not None:
             raise ValueError(f"in the folder '{path}' every file is a client; leave client={client!r} out")
         if all(file.suffix.lower() == ".csv" for file in files):  # one table: a value has one column for all clients
-            columns, lengths = _stacked([_columns(file) for file in files], path)
-            x, y, _, names = _from_columns(columns, table, None, f"'{path}'")
+            columns, lengths = stacked([columns_of(file)[0] for file in files], path)
+            x, y, _, names = samples_of(columns, table, None, f"'{path}'")
             return x, y, np.repeat([file.stem for file in files], lengths), names
         parts = [_from_path(file, table, None) for file in files]
         shapes = {np.shape(x)[1:] for x, *_ in parts}
@@ -162,11 +167,12 @@ def _from_path(path: Path, table: Table, client: Any) -> tuple[Any, Any, Any, tu
     if path.suffix.lower() == ".npz":
         return _from_npz(path, client)
     if path.suffix.lower() == ".csv":
-        return _from_columns(_columns(path), table, client, f"'{path}'")
+        columns, lines = columns_of(path)
+        return samples_of(columns, table, client, f"'{path}'", lines)
     raise ValueError(f"'{path}' is neither a csv nor an npz file, nor a folder of them")
 
 
-def _from_npz(path: Path, client: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
+def _from_npz(path: Path, client: Any) -> Read:
     try:
         arrays = read_arrays(path)
     except NotArrays as error:
@@ -176,99 +182,6 @@ def _from_npz(path: Path, client: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
         if name not in arrays:
             raise ValueError(f"'{path}' has no array '{name}'; it has {', '.join(arrays) or 'none'}")
     return arrays["x"], arrays["y"], arrays.get(key), ()
-
-
-def _columns(path: Path) -> dict[str, NDArray[Any]]:
-    """The columns of a csv file with a line of headings; those of numbers alone as numbers."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = [line for line in csv.reader(file) if line]
-    if len(lines) < 2:
-        raise ValueError(f"'{path}' needs a line of headings and at least one sample")
-    head = [name.strip() for name in lines[0]]
-    for number, line in enumerate(lines[1:], 2):
-        if len(line) != len(head):
-            raise ValueError(f"'{path}', line {number} has {len(line)} entries, the headings are {len(head)}")
-    return {name: _numbers([line[at].strip() for line in lines[1:]]) for at, name in enumerate(head)}
-
-
-def _numbers(texts: Sequence[str]) -> NDArray[Any]:
-    for kind in (np.int64, np.float64):
-        try:
-            return np.array([float("nan") if t.lower() in _MISSING else kind(t) for t in texts], dtype=kind)
-        except (ValueError, OverflowError):
-            continue
-    return np.array(texts)
-
-
-def _stacked(tables: Sequence[Mapping[str, NDArray[Any]]], path: Path) -> tuple[dict[str, NDArray[Any]], list[int]]:
-    """Tables with the same headings as one, and how long each is."""
-    heads = {tuple(sorted(columns)) for columns in tables}
-    if len(heads) > 1:
-        odd = sorted(set.symmetric_difference(*map(set, list(heads)[:2])))
-        raise ValueError(f"the files of '{path}' have unlike columns, such as '{odd[0]}'; they must be alike")
-    lengths = [len(next(iter(columns.values()))) for columns in tables]
-    return {name: np.concatenate([columns[name] for columns in tables]) for name in tables[0]}, lengths
-
-
-def _from_columns(
-    columns: Mapping[str, NDArray[Any]], table: Table, client: Any, whose: str
-) -> tuple[Any, Any, Any, tuple[str, ...]]:  # fmt: skip
-    label, targets = table.label, [table.label] if isinstance(table.label, str) else list(table.label)
-    named = [*targets, *([client] if isinstance(client, str) else [])]
-    keys = dict.fromkeys(table.one_hot, "one_hot") | dict.fromkeys(table.leave_out, "leave_out")
-    for name in (*named, *keys):
-        if name not in columns:
-            key = keys.get(name) or ("label" if name in targets else "client")
-            raise ValueError(f"{whose}: {did_you_mean(name, columns, 'column')}; name it by {key}=...")
-    features: dict[str, NDArray[Any]] = {}
-    for name in columns:
-        if name in table.one_hot:
-            features |= _one_hot(name, columns[name], whose)
-        elif name not in named and name not in table.leave_out:
-            features[name] = columns[name]
-    texts = [name for name, values in features.items() if values.dtype.kind not in "iufb"]
-    if texts:
-        raise ValueError(
-            f"{whose}: column '{texts[0]}' is no numbers; make a column of each of its values by one_hot={texts[0]}, "
-            f"or leave it out by leave_out={texts[0]}"
-        )
-    if not features:
-        raise ValueError(f"{whose} has no columns beside {' and '.join(named)}; what should a model look at?")
-    gaps = [name for name, values in features.items() if not np.isfinite(values.astype(np.float64)).all()]
-    if gaps and not table.gaps:
-        raise ValueError(
-            f"{whose}: column '{gaps[0]}' has gaps; fill them by gaps=mean, with the mean of each client's training "
-            f"samples, or leave it out by leave_out={gaps[0]}"
-        )
-    for name, values in features.items():
-        if values.dtype.kind in "iu" and len(values) > _MANY and len(np.unique(values)) == len(values):
-            warnings.warn(
-                f"{whose}: column '{name}' has another whole number in every row, as numbers of people or orders have, "
-                f"and a model looks at it; if that is what they are, leave it out by leave_out={name}",
-                stacklevel=2,
-            )
-    with np.errstate(over="ignore"):
-        x = np.stack([values.astype(np.float32) for values in features.values()], axis=1)
-    huge = np.isinf(x).any(axis=0)
-    if huge.any():
-        raise ValueError(f"{whose}: column '{list(features)[int(huge.argmax())]}' has numbers that float32 cannot hold")
-    words = [name for name in targets if len(targets) > 1 and columns[name].dtype.kind not in "iufb"]
-    if words or not targets:
-        told = (
-            f"column '{words[0]}' is none of numbers, as several targets have to be" if words else "no label is named"
-        )
-        raise ValueError(f"{whose}: {told}; name one column of labels, or several of numbers")
-    y = columns[targets[0]] if isinstance(label, str) else np.stack([columns[name] for name in targets], axis=1)
-    return x, y, columns[client] if isinstance(client, str) else client, tuple(features)
-
-
-def _one_hot(name: str, values: NDArray[Any], whose: str) -> dict[str, NDArray[Any]]:
-    """A column of 0 and 1 for each value of a column."""
-    told = np.array([str(_plain(value)) for value in values])
-    found = np.unique(told)
-    if len(found) > _MANY:
-        raise ValueError(f"{whose}: column '{name}' has {len(found)} values, too many for a column each; leave it out")
-    return {f"{name}={value}": (told == value).astype(np.int64) for value in found}
 
 
 def _inputs(x: NDArray[Any]) -> NDArray[Any]:

@@ -14,9 +14,10 @@ from torch import nn
 from fedquilt._util.suggest import did_you_mean
 from fedquilt.client import Client, ModelBuilder
 from fedquilt.data.dirichlet import dirichlet
-from fedquilt.data.own import Samples, Table, read_samples
+from fedquilt.data.own import Samples, read_samples
 from fedquilt.data.partition import Partition, by_subject, iid
 from fedquilt.data.splits import random_split
+from fedquilt.data.tables import Table
 from fedquilt.data.windows import Standardiser
 from fedquilt.engines.settings import Training
 from fedquilt.models.plain import MLP
@@ -48,15 +49,15 @@ def scenario_from(
 ) -> Scenario:
     """A scenario of your own samples: read, given to clients, and split into training, validation and test.
 
-    `source` is a pair (samples, labels), a data frame, a csv or npz file (arrays `x`, `y` and maybe `client`), a folder
-    of such files, one a client, a torch Dataset, or a Hugging Face data set of columns of numbers. `task` says what
-    targets are (see `fedquilt.tasks`); without one, those that are not whole are numbers, others classes. Labels may be
-    texts; images of bytes become numbers up to 1, channel first. `label` and `client` name columns of a table,
-    `label=["left", "right"]` several targets at once; beside arrays, `client` is an array that says whose each sample
-    is. Where nobody says whose samples are, `partition` deals them out among `clients`: "dirichlet", "iid", a function
-    of (labels, clients, seed), or a partition made ready. Every client's samples are split at random, label by label,
-    by `shares`; windows of one recording overlap, so split those yourself, by `fedquilt.data.time_split`, and make
-    `Client`s.
+    `source` is a pair (samples, labels), a data frame, a dict of columns, a csv or npz file (arrays `x`, `y` and maybe
+    `client`), a folder of such files, one a client, a torch Dataset, or a Hugging Face data set of columns of numbers.
+    `task` says what targets are (see `fedquilt.tasks`); without one, those that are not whole are numbers, others
+    classes. Labels may be texts; images of bytes become numbers up to 1, channel first. `label` and `client` name
+    columns of a table, `label=["left", "right"]` several targets at once; beside arrays, `client` is an array that says
+    whose each sample is. Where nobody says whose samples are, `partition` deals them out among `clients`: "dirichlet",
+    "iid", a function of (labels, clients, seed), or a partition made ready. Every client's samples are split at random,
+    label by label, by `shares`; windows of one recording overlap, so split those yourself, by
+    `fedquilt.data.time_split`, and make `Client`s.
 
     `model` builds a network: a function without arguments, or of a sample's shape and the number of classes; without
     one it is a small perceptron. With `standardise` every channel of a client's samples (a column of a table) is
@@ -89,7 +90,7 @@ def scenario_from(
         splits = random_split(kinds[mine], shares, seed + number)
         x, told = samples.x[mine], dict[str, Sequence[Any]](name=samples.columns)
         if gaps is not None:
-            x, told["filled_with"] = _filled(x, splits[0], who)
+            x, told["filled_with"] = _filled(x, splits[0], who, samples.columns)
         if standardise:
             scale = Standardiser.fit(x[splits[0]])
             x, told["mean"], told["deviation"] = scale(x), scale.mean.tolist(), scale.deviation.tolist()
@@ -103,14 +104,16 @@ def _names(given: str | Sequence[str]) -> Sequence[str]:
     return [given] if isinstance(given, str) else given
 
 
-def _filled(x: NDArray[Any], train: NDArray[np.int64], client: str) -> tuple[NDArray[Any], Any]:
+def _filled(x: NDArray[Any], train: NDArray[np.int64], client: str, columns: Sequence[str]) -> tuple[NDArray[Any], Any]:
     """Samples without gaps, and what stands in them: the mean of the training samples that have a number there."""
     missing = np.isnan(x)
     known = (~missing[train]).sum(axis=0)
     if (bad := missing.any(axis=0) & (known == 0)).any():
+        at = int(bad.reshape(-1).argmax())
+        which = f"column '{columns[at]}'" if columns else f"column {at + 1}"
         raise ValueError(
-            f"client '{client}': none of its training samples has a number in column {int(bad.argmax()) + 1} of those "
-            "that a model sees; leave that column out, or the client"
+            f"client '{client}': none of its training samples has a number in {which}; leave that column out, or the "
+            "client"
         )
     means = np.where(missing[train], 0, x[train]).sum(axis=0, dtype=np.float64) / np.maximum(known, 1)
     return np.where(missing, means, x).astype(x.dtype), means.tolist()
