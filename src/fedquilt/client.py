@@ -28,6 +28,9 @@ class Split:
     def __len__(self) -> int:
         return int(self.y.shape[0])
 
+    def __repr__(self) -> str:  # never what samples hold: it may be of people, and there is much of it
+        return f"Split({len(self)} samples, {kind_of(self)})"
+
 
 def as_split(pair: Pair | Split, whose: str) -> Split:
     """Arrays, tensors or lists as a checked split; `whose` names it in errors.
@@ -99,6 +102,8 @@ class Client:
     >>> c = Client("phone-3", model=lambda: nn.Linear(2, 2), train=([[0., 1.], [1., 0.]], [0, 1]))
     >>> c.name, c.samples, c.labels
     ('phone-3', 2, (0, 1))
+    >>> c
+    Client('phone-3', 2 training samples, float32 of shape (2,); 0 for validation, 0 for testing)
     """
 
     name: str
@@ -135,10 +140,10 @@ class Client:
         for key, pair in (("validation", validation), ("test", test)):
             empty = Split(splits["train"].x[:0], splits["train"].y[:0])
             splits[key] = empty if pair is None else as_split(pair, f"{key} data of client '{name}'")
-            if _kind(splits[key]) != _kind(splits["train"]):
+            if kind_of(splits[key]) != kind_of(splits["train"]):
                 raise ValueError(
-                    f"client '{name}': {key} samples are {_kind(splits[key])}, training samples "
-                    f"{_kind(splits['train'])}; they must agree"
+                    f"client '{name}': {key} samples are {kind_of(splits[key])}, training samples "
+                    f"{kind_of(splits['train'])}; they must agree"
                 )
         planned = sorted((whole(at, f"client '{name}': the round of a change"), c) for at, c in (changes or {}).items())
         changed = {start: _checked(change, start, splits["train"], name) for start, change in planned}
@@ -172,6 +177,10 @@ class Client:
         object.__setattr__(self, "changes", changed)
         object.__setattr__(self, "columns", tuple(columns))
         object.__setattr__(self, "task", "")
+
+    def __repr__(self) -> str:
+        others = f"{len(self.validation)} for validation, {len(self.test)} for testing"
+        return f"Client('{self.name}', {len(self.train)} training samples, {kind_of(self.train)}; {others})"
 
     @property
     def samples(self) -> int:
@@ -213,8 +222,8 @@ def as_samples(x: Any, client: Client) -> Tensor:
     if found.ndim == 0:
         raise ValueError(f"{whose}: give (n, ...) samples, not a single number")
     split = as_split((found, [0] * len(found)), whose)
-    if _kind(split) != _kind(client.train):
-        raise ValueError(f"{whose} are {_kind(split)}, its training samples {_kind(client.train)}; they must agree")
+    if kind_of(split) != kind_of(client.train):
+        raise ValueError(f"{whose} are {kind_of(split)}, its training samples {kind_of(client.train)}; they must agree")
     return split.x
 
 
@@ -233,7 +242,7 @@ def _name(name: Any) -> str:
     return str(found)
 
 
-def _kind(split: Split) -> str:
+def kind_of(split: Split) -> str:
     """What a sample of a split is: its type and shape."""
     return f"{str(split.x.dtype).removeprefix('torch.')} of shape {tuple(split.x.shape[1:])}"
 
@@ -250,9 +259,9 @@ def _checked(change: Change, start: int, first: Split, name: str) -> Change:
     train = as_split(change.train, f"train data of client '{name}' from round {start} on")
     if len(train) == 0:
         raise ValueError(f"client '{name}' has no training samples from round {start} on; give it some")
-    if _kind(train) != _kind(first):
+    if kind_of(train) != kind_of(first):
         raise ValueError(
-            f"client '{name}': from round {start} on training samples are {_kind(train)}, before that {_kind(first)}; "
-            "they must agree"
+            f"client '{name}': from round {start} on training samples are {kind_of(train)}, before that "
+            f"{kind_of(first)}; they must agree"
         )
     return replace(change, train=train)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fedquilt.client import Client
+from fedquilt.client import Client, kind_of
 from fedquilt.engines.settings import Training
 from fedquilt.families.common import Common, GivenCommon, as_common, form_for, with_targets
 from fedquilt.tasks import Classification, Task, as_task
@@ -79,6 +79,30 @@ class Scenario:
                 f"scenario '{name}' has {len(label_names)} label names, but labels up to {self.classes - 1} occur"
             )
 
+    def __str__(self) -> str:
+        """Who is there and what of, in a line or three; never what samples hold.
+
+        >>> from torch import nn
+        >>> def of(*names): return Client("-".join(names), lambda: nn.Linear(1, 2), ([[0.], [1.]], [0, 1]))
+        >>> print(Scenario("two points", [of("a"), of("b")], label_names=["no", "yes"]))
+        two points: 2 clients with 2 training samples each, float32 of shape (1,); classification, labels no, yes
+        2 clients have no test samples, and are not measured: a, b
+        """
+        counts = sorted(client.samples for client in self.clients)
+        each = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+        kinds = dict.fromkeys(kind_of(client.train) for client in self.clients)
+        labels = f", labels {_some(self.label_names)}" if self.label_names else ""
+        many = f"{len(counts)} clients" if len(counts) > 1 else "1 client"
+        told = f"{self.name}: {many} with {each} training samples each, {_some([*kinds])}; {self.task.kind}{labels}"
+        untested = [client.name for client in self.clients if not len(client.test)]
+        if untested:
+            have = f"{len(untested)} clients have" if len(untested) > 1 else "1 client has"
+            are = "are" if len(untested) > 1 else "is"
+            told += f"\n{have} no test samples, and {are} not measured: {_some(untested)}"
+        return told
+
+    __repr__ = __str__
+
     @cached_property
     def classes(self) -> int:
         """How many classes there are over all clients: the highest label and one, or the number of label names.
@@ -86,6 +110,11 @@ class Scenario:
         Of another task, how many labels, tokens or numbers an answer has.
         """
         return self.task.width(self.clients, self.label_names)
+
+
+def _some(names: Sequence[str], most: int = 8) -> str:
+    """Names in a row, of many the first few."""
+    return ", ".join([*names[:most], *([f"and {len(names) - most} more"] if len(names) > most else [])])
 
 
 def _held(given: GivenCommon, task: Task, whose: str) -> Common:

@@ -27,7 +27,9 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("visits.csv")
 
 
-def test_a_run_of_a_table_is_that_of_its_scenario_and_can_be_repeated_and_extended() -> None:
+def test_a_run_of_a_table_is_that_of_its_scenario_and_can_be_repeated_and_extended(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     assert main(["run", "visits.csv", "fedavg", *SAID, "--rounds", "2", "--no-alone", "--out", "r"]) == 0
     made = fq.scenario_from("visits.csv", label="outcome", client="hospital", standardise=True)
     run = fq.run(made, "fedavg", rounds=2, training={"lr": 0.1}, engine="sequential", alone=False)
@@ -36,6 +38,9 @@ def test_a_run_of_a_table_is_that_of_its_scenario_and_can_be_repeated_and_extend
     assert tomllib.loads(Path("r/run.toml").read_text())["scenario"]["title"] == "visits"
     Path("elsewhere").mkdir()
     assert main(["run", "r/run.toml", "--out", "again"]) == 0
+    told = capfd.readouterr().err
+    assert "not those that" not in told
+    assert "visits: 3 clients with 24 training samples each, float32 of shape (2,); classification, labels ill" in told
     assert Path("again/metrics.jsonl").read_bytes() == Path("r/metrics.jsonl").read_bytes()
     assert main(["extend", "r", "--rounds", "3"]) == 0
     assert len(fq.load_model("r", "1").state_dict()) == 4
@@ -46,6 +51,8 @@ def test_a_table_that_changed_is_refused(table: Path, capfd: pytest.CaptureFixtu
     table.write_text(table.read_text() + "50.0,60.0,1,ill\n")
     assert main(["extend", "r", "--rounds", "2"]) == 2
     assert "are not those that 'r' was run on" in capfd.readouterr().err
+    assert main(["run", "r/run.toml", "--no-keep"]) == 0
+    assert "the samples are not those that r/run.toml was run on" in capfd.readouterr().err
 
 
 def test_it_is_compared_and_read_from_a_configuration_beside_it(capfd: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +67,28 @@ def test_it_is_compared_and_read_from_a_configuration_beside_it(capfd: pytest.Ca
         'rounds = 1\nalone = false\nengine = "sequential"\nout = "kept"\n'
     )
     assert main(["run", "sub/mine.toml"]) == 0
+
+
+def test_what_was_compared_on_another_table_is_not_taken_for_this_one(
+    table: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "visits.csv", "local", *SAID, "--rounds", "1", "--jobs", "1", "--no-alone", "--json"]
+
+    def accuracy() -> float:
+        assert main(words) == 0
+        return float(json.loads(capfd.readouterr().out)["methods"][0]["accuracy"])
+
+    first = accuracy()
+    draw = np.random.default_rng(1)
+    lines = [
+        line.rpartition(",")[0] + f",{draw.choice(['ill', 'well'])}" for line in table.read_text().splitlines()[1:]
+    ]
+    before = table.read_text()
+    table.write_text("\n".join(["age,pulse,hospital,outcome", *lines]))
+    assert accuracy() != first
+    table.write_text(before)
+    assert accuracy() == first
+    assert len(list(Path("runs/compare-visits").glob("local-*"))) == 2
 
 
 def test_folders_and_several_targets() -> None:

@@ -32,6 +32,7 @@ from fedquilt.cli.settings import assign, spec_of
 
 if TYPE_CHECKING:
     from fedquilt.methods import Method
+    from fedquilt.scenario import Scenario
 
 ENDINGS = (".toml", ".yaml", ".yml")
 OPTIONS = {
@@ -63,11 +64,19 @@ class Config:
     secure: Mapping[str, Any] | None
     compress: Mapping[str, Any]
     options: Mapping[str, Any]  # of the command, by the names of its parameters
+    fingerprint: str = ""  # of the samples that the run was run on, where it was one
 
     def request(self, choices: Choices) -> Request:
         """What is to be run: what the file says, and on top what was said on the command line."""
         with _sensible(self.path):
             return self._request(choices)
+
+    def changed(self, order: Request, made: Scenario) -> bool:
+        """Whether the scenario of a run that is to be repeated as it was is made of other samples by now."""
+        from fedquilt.runs.settings import fingerprint
+
+        same = order.scenario_settings == self.scenario_settings and not order.choices.unseen
+        return bool(self.fingerprint) and same and fingerprint(made) != self.fingerprint
 
     def _request(self, choices: Choices) -> Request:
         from fedquilt.attacks import attack_of
@@ -176,6 +185,7 @@ def _config(path: Path, known: Mapping[str, Any], trust: bool) -> Config:
         _secure(path, known.get("secure", False)),
         _compress(path, known.get("compress", {})),
         options | ({"out_dir": Path(known["out"])} if "out" in known else {}),
+        "" if known.get("unseen") else str(known.get("fingerprint", "")),  # who is held out is not among the samples
     )
 
 

@@ -41,6 +41,11 @@ def note(sentence: str) -> None:
     err.print(Text(sentence.strip(), style="yellow"), soft_wrap=True)
 
 
+def mention(sentence: str) -> None:
+    """Something that is as it should be, on standard error."""
+    err.print(Text(sentence.strip(), style="dim"), soft_wrap=True)
+
+
 def say_warnings() -> None:
     """Warnings as sentences, each once, instead of source lines."""
     warnings.showwarning = lambda message, *_, **__: note(str(message))

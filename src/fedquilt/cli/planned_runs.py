@@ -40,6 +40,7 @@ class PlannedRun:
     unseen: int = 0
     compress: dict[str, Any] = field(default_factory=dict)
     code: str = ""  # a checksum of a method of the user's own, whose results are not those of its code of yesterday
+    source: str = ""  # one of the file of the user's own that the clients are made of, for the same reason
     label: str = field(default="", compare=False)
     hardware: dict[str, Any] = field(default_factory=dict, compare=False)  # device, engine, clients at once
 
@@ -52,7 +53,7 @@ class PlannedRun:
     def variant(self) -> str:
         """A checksum of everything that decides results but the seed."""
         decisive = asdict(self)
-        may_be_unsaid = ("code", "dp", "secure", "attack", "everyone", "unseen", "compress")
+        may_be_unsaid = ("code", "source", "dp", "secure", "attack", "everyone", "unseen", "compress")
         unsaid = [key for key in may_be_unsaid if not decisive[key]]
         for key in ("seed", "label", "hardware", *unsaid):
             del decisive[key]
@@ -103,6 +104,7 @@ def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[
     choices = order.choices
     attack = {} if order.attack is None else attack_to(order.attack)
     hardware = {"device": choices.device, "engine": choices.engine, "clients_at_once": choices.clients_at_once}
+    source = order.source.checksum
     hardware |= {} if choices.threads is None else {"threads": choices.threads}
     return [
         PlannedRun(
@@ -113,7 +115,7 @@ def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[
             {} if method.name == ALONE else attack,  # nobody can lie to clients alone
             choices.everyone, choices.unseen,
             {} if method.name == ALONE or order.compress is None else order.compress.text,
-            method_code(method), label, hardware,
+            method_code(method), source, label, hardware,
         )
         for seed in seeds
         for method in order.methods

@@ -12,7 +12,7 @@ import typer
 from fedquilt._util.suggest import did_you_mean
 from fedquilt.cli import options as opt
 from fedquilt.cli.config import ENDINGS, Config, read_config
-from fedquilt.cli.output import Refused, note, out, print_json, working
+from fedquilt.cli.output import Refused, mention, note, out, print_json, working
 from fedquilt.cli.progress import Outcome, ProgressBoard
 from fedquilt.cli.ranks import Ranks, launch, needs_launch, ranks_joined
 from fedquilt.cli.request import Choices, take_request
@@ -88,6 +88,10 @@ def run(
     built_with = config.scenario_seed if config is not None and "seed" not in said else None
     with working(f"building the clients of {scenario} ..."):
         made, name = order.scenario(at["seed"] if built_with is None else built_with), order.methods[0].name
+    if "data" in made.origin:  # a table of the user's own: was it read as it is meant?
+        mention(str(made))
+    if config is not None and built_with is not None and config.changed(order, made):
+        note(f"the samples are not those that {scenario} was run on, so numbers will differ")
     with ranks_joined() as here:
         folder = here.same(at["out_dir"] or fresh_folder(made.name, name)) if keep else None
         more = trackers(track if here.first else None, folder, f"{made.name} {name} seed {at['seed']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,22 @@ class Source:
         if samples is not None:
             return str(samples.resolve())
         return self.name if place is None else f"{place[0].resolve()}:{place[1]}"
+
+    @property
+    def checksum(self) -> str:
+        """Of the file or files of the user's that it is made of; empty where there is none."""
+        from fedquilt.scenarios.own import data_at, split_address
+
+        place = split_address(self.name)
+        path = data_at(self.name) if place is None else place[0]
+        if path is None:
+            return ""
+        digest = hashlib.sha256()
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            if file.is_file():
+                with file.open("rb") as opened:
+                    digest.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()};".encode())
+        return digest.hexdigest()[:16]
 
     def build(self, seed: int, settings: Mapping[str, Any]) -> Scenario:
         """Build it; its `origin` says how to build it again."""
