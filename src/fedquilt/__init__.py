@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedquilt.privacy import Privacy
     from fedquilt.runs.export import export
     from fedquilt.runs.onboarding import Onboarded, onboard
+    from fedquilt.runs.predicting import predict_rows
     from fedquilt.runs.result import Run
     from fedquilt.runs.run import extend, resume, run
     from fedquilt.runs.saved_models import load_model
@@ -61,6 +62,7 @@ __all__ = [
     "methods",
     "models",
     "onboard",
+    "predict_rows",
     "readouts",
     "resume",
     "run",
@@ -80,6 +82,7 @@ _HOMES = {
     "runs.saved_models": ("load_model",),
     "runs.export": ("export",),
     "runs.onboarding": ("Onboarded", "onboard"),
+    "runs.predicting": ("predict_rows",),
     "runs.result": ("Run",),
     "runs.run": ("extend", "resume", "run"),
     "scenario": ("Scenario",),

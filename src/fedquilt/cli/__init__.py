@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedquilt.cli import advise, catalogue, compare, data, demo, export, onboard, report, run
+from fedquilt.cli import advise, catalogue, compare, data, demo, export, onboard, predict, report, run
 from fedquilt.cli.deploy import deploy_app
 from fedquilt.cli.interrupt import patient_ctrl_c
 from fedquilt.cli.output import complain, out, say_warnings
@@ -36,6 +36,7 @@ app.command("extend")(run.extend)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("onboard")(onboard.onboard)
+app.command("predict")(predict.predict)
 app.command("export")(export.export)
 app.command("list")(catalogue.list_)
 app.add_typer(data.app, name="data")

@@ -118,14 +118,8 @@ def _read(source: Any, table: Table, client: Any) -> Read:
         return _from_path(Path(source), table, client)
     if isinstance(source, tuple | list) and len(source) == 2:
         return _array(source[0]), _array(source[1]), client, ()
-    if isinstance(source, Mapping):  # columns by their names
-        columns = {str(name): _array(values) for name, values in source.items()}
-        if len({np.shape(values)[:1] for values in columns.values()}) > 1:
-            raise ValueError(f"columns have unlike lengths: {', '.join(f'{n} {len(v)}' for n, v in columns.items())}")
-        return samples_of(columns, table, client, "the table")
-    if hasattr(source, "columns") and hasattr(source, "to_numpy"):  # a data frame, of pandas or of others
-        columns = {str(name): np.asarray(source[name]) for name in source.columns}
-        return samples_of(columns, table, client, "the data frame")
+    if _is_table(source):
+        return samples_of(columns_from(source), table, client, "the table")
     if hasattr(source, "features") and hasattr(source, "column_names"):  # of Hugging Face
         columns = {str(name): np.asarray(source[name]) for name in source.column_names}
         label = table.label if isinstance(table.label, str) else ""
@@ -143,6 +137,31 @@ def _read(source: Any, table: Table, client: Any) -> Read:
         f"a {type(source).__name__} is no source of samples; give a pair (samples, labels), a data frame, a csv or npz "
         "file, a folder of them, or a torch Dataset"
     )
+
+
+def columns_from(source: Any) -> dict[str, NDArray[Any]]:
+    """The columns of a csv file, a data frame or a dict of columns.
+
+    >>> columns_from({"age": [41, 57]})
+    {'age': array([41, 57])}
+    """
+    if isinstance(source, str | Path):
+        if not Path(source).is_file():
+            raise FileNotFoundError(f"there is no file '{source}'")
+        return columns_of(Path(source))[0]
+    if not _is_table(source):
+        raise TypeError(f"a {type(source).__name__} is no table; give a csv file, a data frame or a dict of columns")
+    names = source if isinstance(source, Mapping) else source.columns
+    columns = {str(name): _array(source[name]) for name in names}
+    if len({values.shape[:1] for values in columns.values()}) != 1:
+        told = ", ".join(f"{name} {len(values)}" for name, values in columns.items())
+        raise ValueError(f"columns have unlike lengths: {told or 'there are none'}")
+    return columns
+
+
+def _is_table(source: Any) -> bool:
+    """Whether a source is columns by their names: a dict, or a data frame of pandas or of others."""
+    return isinstance(source, Mapping) or (hasattr(source, "columns") and hasattr(source, "to_numpy"))
 
 
 def _from_path(path: Path, table: Table, client: Any) -> Read:

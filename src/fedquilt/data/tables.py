@@ -43,9 +43,21 @@ class Table:
 def columns_of(path: Path) -> tuple[dict[str, NDArray[Any]], list[int]]:
     """The columns of a csv file with a line of headings, those of numbers alone as numbers; and the line of each row.
 
-    Entries are apart by what the headings are apart by: commas, semicolons or tabs. Where it is not commas, numbers may
-    have one. A column without a heading is `column-1`, `column-2`, ... by its place.
+    A column without a heading is `column-1`, `column-2`, ... by its place. Where entries are not apart by commas,
+    numbers may have one.
     """
+    apart, rows = rows_of(path)
+    head = [name.strip() or f"column-{at}" for at, name in enumerate(rows[0][1], 1)]
+    twice = next((name for at, name in enumerate(head) if name in head[:at]), None)
+    if twice is not None:
+        raise ValueError(f"'{path}' has two columns '{twice}'; give each a heading of its own")
+    columns = {name: _numbers([row[at].strip() for _, row in rows[1:]], apart) for at, name in enumerate(head)}
+    return columns, [line for line, _ in rows[1:]]
+
+
+def rows_of(path: Path) -> tuple[str, list[tuple[int, list[str]]]]:
+    """What entries of a csv file are apart by, as its headings are: commas, semicolons or tabs; and the entries of each
+    row with the line that it ends in, the headings first."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = file.readline()
@@ -62,15 +74,11 @@ def columns_of(path: Path) -> tuple[dict[str, NDArray[Any]], list[int]]:
         raise ValueError(f"'{path}' cannot be read as csv: {error}") from None
     if len(rows) < 2:
         raise ValueError(f"'{path}' needs a line of headings and at least one sample")
-    head = [name.strip() or f"column-{at}" for at, name in enumerate(rows[0][1], 1)]
-    twice = next((name for at, name in enumerate(head) if name in head[:at]), None)
-    if twice is not None:
-        raise ValueError(f"'{path}' has two columns '{twice}'; give each a heading of its own")
+    wide = len(rows[0][1])
     for line, row in rows[1:]:
-        if len(row) != len(head):
-            raise ValueError(f"'{path}', line {line} has {len(row)} entries, the headings are {len(head)}")
-    columns = {name: _numbers([row[at].strip() for _, row in rows[1:]], apart) for at, name in enumerate(head)}
-    return columns, [line for line, _ in rows[1:]]
+        if len(row) != wide:
+            raise ValueError(f"'{path}', line {line} has {len(row)} entries, the headings are {wide}")
+    return apart, rows
 
 
 def stacked(tables: Sequence[Columns], path: Path) -> tuple[dict[str, NDArray[Any]], list[int]]:
