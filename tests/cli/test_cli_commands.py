@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,8 +18,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from fedquilt.cli import main
+from fedquilt.cli import main, output
 from fedquilt.cli.interrupt import patient_ctrl_c
 
 SMALL = ("--engine", "sequential", "--device", "cpu", "--set", "clients=8", "epochs=1")
@@ -54,6 +56,17 @@ def refused(said: Said) -> str:
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) == 1
     return err.strip()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_lines_that_end_between_words_and_a_program_one_line(terminal: bool) -> None:
+    shown, command = io.StringIO(), "fedquilt report runs/compare-digits"
+    sentence = f"the runs of {'extraordinarily ' * 9}long names are kept; look at them with: {command}"
+    output.say(sentence, Console(file=shown, width=60, force_terminal=terminal))
+    lines = shown.getvalue().splitlines()
+    assert " ".join(lines) == sentence
+    assert len(lines) == (5 if terminal else 1)
+    assert not terminal or (lines[-1] == command and max(map(len, lines)) <= 60)
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

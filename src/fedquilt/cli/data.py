@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedquilt._util.suggest import did_you_mean
 from fedquilt.cli import options as opt
-from fedquilt.cli.output import Refused, out, print_json
+from fedquilt.cli.output import Refused, out, print_json, say
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: what is here, and fetching what is not.")
 Folder = Annotated[
@@ -46,7 +46,8 @@ def list_data(data_dir: Folder = None, json: opt.AsJson = False) -> None:
         here = "bundled" if row.path is None else "yes" if row.present else "no"
         table.add_row(Text(row.name), here, size(row.size), Text(row.title), style="" if row.present else "dim")
     out.print(table)
-    out.print(Text(f"\nCaches lie in {data_folder(data_dir)}; `fedquilt data get NAME` fetches one."), soft_wrap=True)
+    out.print()
+    say(f"Caches lie in {data_folder(data_dir)}; `fedquilt data get NAME` fetches one.")
 
 
 @app.command("get")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Annotated
 
 import typer
 
+from fedquilt._util.lines import for_terminal
+
 Where = Annotated[Path, typer.Option("--dir", "-d", metavar="DIR", help="The federation's folder.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE...", help="Settings, as in a run.")]
 
 
 def say(line: str) -> None:
-    """A line that is there at once, also in a log."""
-    print(line, flush=True)
+    """A line that is there at once, also in a log; on a terminal that is narrower it ends between words."""
+    print(for_terminal(line, sys.stdout), flush=True)
 
 
 def warn(sentence: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedquilt.cli import options as opt
-from fedquilt.cli.output import err, out
+from fedquilt.cli.output import err, say
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Where the folders go; DIR/export otherwise.")]
 Clients = Annotated[
@@ -40,7 +40,5 @@ def export(
     place = folder / "export" if to is None else to
     with err.status("exporting") as status:
         made = write(folder, place, clients, words, trust=trust, tell=lambda name: status.update(f"exported {name}"))
-    out.print(
-        f"{len(made)} {'model' if len(made) == 1 else 'models'} in {place}; start with {made[0] / 'card.md'}",
-        soft_wrap=True,
-    )
+    many = "model" if len(made) == 1 else "models"
+    say(f"{len(made)} {many} in {place}; start with {made[0] / 'card.md'}")

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedquilt.cli import options as opt
-from fedquilt.cli.output import Refused, out, print_json
+from fedquilt.cli.output import Refused, out, print_json, say
 
 if TYPE_CHECKING:
     from fedquilt.runs.onboarding import Onboarded
@@ -88,4 +88,5 @@ def show(joined: Onboarded) -> None:
     word = "better than" if joined.gain > 0 else "as good as" if joined.gain == 0 else "worse than"
     gain = f"{metric.show(joined.gain, sign=True)}{' points' if metric.percent else ''}"
     told = f"{gain} on its test data, after {joined.rounds} rounds of its own"
-    out.print(f"\nJoining is {word} staying alone: {told} ({joined.rounds_alone} alone).", soft_wrap=True)
+    out.print()
+    say(f"Joining is {word} staying alone: {told} ({joined.rounds_alone} alone).")

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from fedquilt._util.lines import in_lines
 from fedquilt._util.wording import finite
 
 out = Console(highlight=False)
@@ -33,12 +34,20 @@ class Refused(ValueError):
 
 def complain(sentence: str) -> None:
     """One red sentence."""
-    err.print(Text(sentence.strip(), style="red"), soft_wrap=True)
+    say(sentence, err, "red")
 
 
 def note(sentence: str) -> None:
     """Something worth knowing, on standard error."""
-    err.print(Text(sentence.strip(), style="yellow"), soft_wrap=True)
+    say(sentence, err, "yellow")
+
+
+def say(sentence: str, console: Console = out, style: str = "") -> None:
+    """A sentence: on a terminal in lines that end between words, elsewhere as one, for whoever reads it by program."""
+    told = sentence.strip()
+    if console.is_terminal:
+        told = "\n".join(in_lines(line, console.width) for line in told.splitlines())
+    console.print(Text(told, style=style), soft_wrap=True)
 
 
 def mention(sentence: str) -> None:

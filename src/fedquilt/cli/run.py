@@ -12,7 +12,7 @@ import typer
 from fedquilt._util.suggest import did_you_mean
 from fedquilt.cli import options as opt
 from fedquilt.cli.config import ENDINGS, Config, read_config
-from fedquilt.cli.output import Refused, mention, note, out, print_json, working
+from fedquilt.cli.output import Refused, mention, note, out, print_json, say, working
 from fedquilt.cli.progress import Outcome, ProgressBoard
 from fedquilt.cli.ranks import Ranks, launch, needs_launch, ranks_joined
 from fedquilt.cli.request import Choices, take_request
@@ -194,7 +194,8 @@ def tell(outcome: Outcome, folder: Path | None, quilt: bool, json: bool) -> None
     elif not outcome.finished:
         note("stopped; this is what was reached")
     elif folder is not None and not json:
-        out.print(f"\nKept in {folder}; look at it with: fedquilt report {folder}", style="dim", soft_wrap=True)
+        out.print()
+        say(f"Kept in {folder}; look at it with: fedquilt report {folder}", style="dim")
     if not outcome.finished:
         raise typer.Exit(130)
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedquilt._util.lines import for_terminal
 from fedquilt.deploy.ops.processes import Service, environment
 
 BEAT, LOG = "node.beat", "node.log"  # a file that the process touches while it moves; what it has to say in detail
@@ -110,12 +111,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for sentence in Care(paths[::2], paths[1::2]).keep_running():
-            print(f"{time.strftime('%H:%M:%S')} {sentence}", flush=True)
+            print(for_terminal(f"{time.strftime('%H:%M:%S')} {sentence}", sys.stdout), flush=True)
     except KeyboardInterrupt:
         print("ended", flush=True)
         return 0
     except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(for_terminal(str(error), sys.stderr), file=sys.stderr)
     return 2
 
 
