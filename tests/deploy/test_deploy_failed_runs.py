@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedquilt._util.addresses import load_file
-from fedquilt.cli import deploy_runs
 from fedquilt.deploy.ops import runs
 from fedquilt.deploy.ops.create import create
 from fedquilt.deploy.ops.processes import Failed
@@ -41,17 +40,19 @@ def test_a_failed_run_says_why_and_how_to_go_on(tmp_path: Path, monkeypatch: pyt
         runs._go_on_with(project, spec)
 
 
-def test_a_run_that_learnt_nothing_says_so_in_its_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_leader_that_takes_its_time_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = create(tmp_path / "fed", ["a"], "torch.nn:Identity", 2)
-    told = {"trouble": "Nothing was learnt: try lr=0.1.", "alarms": ["'a' fell"]}
-    summary = {"readout": "received", "split": "test", "accuracy_mean": 0.25, **told}
-    monkeypatch.setattr(runs, "see_through", lambda *_, **__: summary)
-    deploy_runs.watch(project, {"folder": tmp_path / "r", "run": "r"}, 0, stop=True)
-    said = capsys.readouterr().out
-    assert "Nothing was learnt: try lr=0.1." in said
-    assert "Look at: 'a' fell." in said
+    folder, told = project.runs / "r", list[str]()
+    folder.mkdir(parents=True)
+
+    def say(sentence: str) -> None:
+        told.append(sentence)
+        (folder / "summary.json").write_text("{}")
+        (folder / "status.json").write_text(json.dumps({"state": "finished"}))
+
+    monkeypatch.setattr(runs, "_GLITCH", 0.0)
+    assert runs.follow(project, {"run": "r", "folder": str(folder)}, 0, poll=0.01, say=say) == {}
+    assert told == ["its leader is being started"]
 
 
 def test_an_error_in_code_of_ones_own_is_said_with_its_place(tmp_path: Path) -> None:

@@ -92,6 +92,15 @@ def test_the_cause_follows_the_losses(first: Row, last: Row, refused: int, told:
     assert told in str(trouble([first], [last], (1 / 3, 0.0236), Training(lr=0.1), refused))
 
 
+@pytest.mark.parametrize(
+    "training", [Training(lr=0.9), Training(lr=0.1, momentum=0.9), Training(lr=0.03, optimiser="adam")]
+)
+def test_a_rate_that_is_not_low_is_not_too_low(training: Training) -> None:
+    told = trouble([row(0.3, 1, 2.31)], [row(0.33, 9, 2.30)], (1 / 3, 0.0236), training, 0)
+    assert told is not None
+    assert f"lr={training.lr} is too high; try lr={training.lr / 10:g}" in told
+
+
 def test_chance_ends_two_standard_errors_above_it() -> None:
     error = (0.25 / 400) ** 0.5  # of 400 answers that are right half of the time
     assert trouble([], [row(0.5 + 1.9 * error, 9, None)], (0.5, error), Training(), 0) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 
 from fedquilt._util.metric import metric_of
 from fedquilt.cli.deploy_words import Settings, Where, flower, say
+from fedquilt.cli.output import working
 from fedquilt.cli.tables import in_full
 
 if TYPE_CHECKING:
@@ -39,26 +40,26 @@ def run(
     ] = None,
 ) -> None:
     """Run a method on the federation; results come back as an ordinary run directory in DIR/runs."""
-    with flower():
+    with flower(), working("starting the run ..."):
         from fedquilt.deploy.ops.runs import latest_spec, named_spec, new_spec, start_run
         from fedquilt.deploy.project import Project
 
-    project = Project.read(folder)
-    if from_round is not None and not resume:
-        raise ValueError("--from-round goes with --resume")
-    if resume:
-        spec = latest_spec(project) if scenario is None else named_spec(project, scenario)
-    elif scenario is None or method is None:
-        raise ValueError("name the scenario and the method, or give --resume")
-    elif scenario != project.spec.scenario:
-        raise ValueError(f"{folder} is a federation of the scenario '{project.spec.scenario}', not '{scenario}'")
-    else:
-        chosen = choose(method, merge, settings or ())
-        names = [name.strip() for name in readouts.split(",")] if readouts else None
-        spec = new_spec(
-            project, method, rounds=rounds, seed=seed, readouts=names, evaluate_every=evaluate_every, **chosen
-        )
-    number = start_run(project, spec, from_round)
+        project = Project.read(folder)
+        if from_round is not None and not resume:
+            raise ValueError("--from-round goes with --resume")
+        if resume:
+            spec = latest_spec(project) if scenario is None else named_spec(project, scenario)
+        elif scenario is None or method is None:
+            raise ValueError("name the scenario and the method, or give --resume")
+        elif scenario != project.spec.scenario:
+            raise ValueError(f"{folder} is a federation of the scenario '{project.spec.scenario}', not '{scenario}'")
+        else:
+            chosen = choose(method, merge, settings or ())
+            names = [name.strip() for name in readouts.split(",")] if readouts else None
+            spec = new_spec(
+                project, method, rounds=rounds, seed=seed, readouts=names, evaluate_every=evaluate_every, **chosen
+            )
+        number = start_run(project, spec, from_round)
     say(f"{spec['run']} {'goes on' if resume else 'has started'}")
     watch(project, spec, number, stop=True)
 
@@ -81,10 +82,10 @@ def follow(
 def watch(project: Project, spec: Mapping[str, Any], number: int, stop: bool) -> None:
     """Tells what a run does until it ends. Whoever started it goes on with it where its leader is lost, and Ctrl-C
     `stop`s it."""
+    from fedquilt.deploy.ops.run_facts import to_look_at
     from fedquilt.deploy.ops.runs import follow as look_at
     from fedquilt.deploy.ops.runs import see_through, stop_run
     from fedquilt.deploy.server.run_folder import RemoteRunFolder
-    from fedquilt.runs.alarms import in_short
 
     try:
         summary = (see_through if stop else look_at)(project, spec, number, tell_exchange, say=say)
@@ -93,18 +94,32 @@ def watch(project: Project, spec: Mapping[str, Any], number: int, stop: bool) ->
             stop_run(project, spec)
             say(f"stopped; go on with `{RemoteRunFolder(spec['folder']).again}`")
         raise typer.Exit(130) from None
-    name = metric_of(summary).name
-    score = summary.get(f"{name}_mean")
-    say(f"{summary['readout']} {name} on {summary['split']}: " + ("none" if score is None else f"{score:.4f}"))
+    for told in what_came(summary, to_look_at(Path(spec["folder"]))):
+        say(told)
     if "compression" in summary:
         say(summary["compression"])
     if "privacy" in summary:
         say(in_full(summary))
-    if summary.get("alarms"):
-        say(in_short(summary["alarms"]))
-    if "trouble" in summary:
-        say(summary["trouble"])
     say(f"Kept in {spec['folder']}; look at it with: fedquilt report {spec['folder']}")
+
+
+def what_came(summary: Mapping[str, Any], fallen: Sequence[str]) -> list[str]:
+    """A finished run in a few sentences, and what to look at.
+
+    >>> s = {"readout": "received", "split": "test", "clients_measured": 4}
+    >>> what_came(s | {"accuracy_mean": 0.84, "accuracy_std": 0.1, "accuracy_worst_decile": 0.7}, ["a fell"])
+    ['received accuracy on test data: 84.0 ± 10.0 % over 4 clients, worst decile 70.0 %', 'Look at: a fell.']
+    """
+    from fedquilt.runs.alarms import in_short
+
+    metric = metric_of(summary)
+    mean, spread, worst = (summary.get(f"{metric.name}_{what}") for what in ("mean", "std", "worst_decile"))
+    told = f"{summary['readout']} {metric.name} on {summary['split']} data: "
+    if mean is None:
+        return [f"{told}none"]
+    told += f"{metric.show(mean)} ± {metric.show(spread)}{metric.unit} over {summary['clients_measured']} clients"
+    more = [in_short(fallen), str(summary.get("trouble", ""))]
+    return [f"{told}, worst decile {metric.show(worst)}{metric.unit}", *filter(None, more)]
 
 
 def status(folder: Where = Path(".")) -> None:

@@ -18,6 +18,7 @@ _CLASSES = Classification()
 _ERRORS = 2.0  # standard errors that a mean may be off by chance
 _BARELY = 0.9  # a loss above this part of what it was has barely moved
 _FITTED = 0.5  # and one below this part has fallen a lot
+_HIGH = {"sgd": 0.5, "adam": 0.02, "adamw": 0.02}  # rates from which on losses stand still since they were thrown off
 
 
 def trouble(
@@ -65,6 +66,8 @@ def _cause(first: Sequence[Row], last: Sequence[Row], training: Training, refuse
         return f"losses of training rose, so {lower}"
     same_round = first[0]["round"] == last[0]["round"]
     if same_round or end > _BARELY * start:
+        if training.lr / (1 - training.momentum) >= _HIGH[training.optimiser]:
+            return f"losses of training barely fell, at a rate that is not low, so {lower}"
         return (
             f"losses of training barely fell, so lr={training.lr:g} is too low, or epochs and rounds too few; "
             f"try lr={10 * training.lr:g}"

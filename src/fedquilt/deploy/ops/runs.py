@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -214,9 +215,12 @@ def follow(
     folder = Path(spec["folder"])
     told = set(_text(folder / LETTERS).splitlines())  # what a run that goes on had said before
     checked = answered = time.monotonic()
-    waiting, leader, away = "", Leader(folder), False
+    waiting, leader, away, late = "", Leader(folder), False, checked + _GLITCH
     while True:
         state = read_state(folder)
+        if not state and time.monotonic() > late:
+            late = math.inf
+            say("its leader is being started")
         if state.get("waiting", "") != waiting:
             waiting = state.get("waiting", "")
             say(f"waiting for {waiting}, for {project.rounds.timeout:g} s at most" if waiting else "it goes on")
