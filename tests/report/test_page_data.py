@@ -181,6 +181,19 @@ def test_packing_is_little_endian() -> None:
     assert unpacked(packed(np.array([[1.5, 2.5]], dtype=">f4"))).tolist() == [[1.5, 2.5]]
 
 
+@pytest.mark.parametrize(("worst", "top"), [(3.0, None), (120_000.0, 2.0)])
+def test_losses_that_left_all_bounds_do_not_hide_the_others(worst: float, top: float | None, tmp_path: Path) -> None:
+    for name, losses in {"fedavg": [2.0, 1.0, 0.5], "local": [1.5, 0.75, 0.5], "ditto": [2.0, worst, 1.0]}.items():
+        (tmp_path / name).mkdir()
+        lines = [row(at, "a", 0.5, loss=loss) for at, loss in enumerate(losses, 1)]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines))
+        (tmp_path / name / "summary.json").write_text(json.dumps({"scenario": "s", "method": name, "seed": 0}))
+    assert (
+        page_data([tmp_path / name for name in ("fedavg", "local", "ditto")])["scenarios"][0]["views"][0]["loss_top"]
+        == top
+    )
+
+
 def test_curves_bands_gains_and_the_table(tmp_path: Path) -> None:
     def write(name: str, seed: int, scores: list[list[float]]) -> Path:
         folder = tmp_path / f"{name}-{seed}"

@@ -20,6 +20,8 @@ from fedquilt.report.tables import as_csv, as_latex, as_markdown, cells, explana
 ALONE = ("alone", "local")
 """Names under which clients trained by themselves are found: a read-out of that name first, then a method."""
 
+_OFF = 4.0  # times the usual loss, beyond which a loss is not drawn
+
 
 @dataclass
 class Group:
@@ -55,6 +57,7 @@ def view_data(
     return {
         "title": "as each method declares" if reading is None else f"{reading[0]}, {reading[1]}",
         "methods": methods,
+        "loss_top": loss_top([told["loss"] for told in methods if told is not None and told["loss"]]),
         "table": None if table is None else _printed(table),
     }
 
@@ -197,6 +200,22 @@ def _method_view(
         "final": packed(known_mean(final).astype(np.float32)),
         "gain": packed(known_mean(gain).astype(np.float32)) if both and not np.isnan(gain).all() else None,
     }
+
+
+def loss_top(curves: Sequence[Sequence[float | None]]) -> float | None:
+    """Up to where losses are drawn, where some are so far off that no other could be told apart; None: all of them.
+
+    A method is usually at its first loss or below. What is beyond four times that of the method in the middle is off.
+
+    >>> loss_top([[2.0, 1.0], [2.2, 0.5]]), loss_top([[2.0, 1.0], [2.0, 120000.0, 1.0], [2.0, 3.0]])
+    (None, 3.0)
+    """
+    known = [[loss for loss in curve if loss is not None] for curve in curves]
+    usual = [max(losses[0], float(np.median(losses))) for losses in known if losses]
+    if not usual:
+        return None
+    near = [loss for losses in known for loss in losses if loss <= _OFF * float(np.median(usual))]
+    return max(near) if len(near) < sum(map(len, known)) and near else None
 
 
 def _losses(found: Measured, name: str, rounds: Sequence[int]) -> list[float | None] | None:

@@ -53,6 +53,19 @@ function lossTraces() {
       };
     });
 }
+// Losses that left all bounds would press all others to one line: they are cut off, and named.
+function lossRange() {
+  const top = view().loss_top;
+  return top ? { range: [0, 1.08 * top] } : { rangemode: "tozero" };
+}
+function beyond(data) {
+  const top = view().loss_top;
+  const names = top ? data.filter(trace => trace.y.some(loss => loss > top)).map(trace => trace.name) : [];
+  if (!names.length) return [];
+  const text = `beyond the top: ${names.slice(0, 4).join(", ")}${names.length > 4 ? `, ${names.length - 4} more` : ""}`;
+  const font = { size: 12, color: css("--soft") };
+  return [{ text, font, xref: "paper", yref: "paper", x: 1, y: 1, xanchor: "right", yanchor: "top", showarrow: false }];
+}
 function endings() {
   return shown()
     .map(i => {
@@ -108,7 +121,7 @@ const learning = () => [
       return {
         data,
         label: "Loss over rounds, mean over clients and seeds.",
-        layout: layout(340, axis("round"), axis("loss", { rangemode: "tozero" }), { hovermode: "x unified" }),
+        layout: layout(340, axis("round"), axis("loss", lossRange()), { hovermode: "x unified", annotations: beyond(data) }),
       };
     },
     numbers: curveNumbers,
