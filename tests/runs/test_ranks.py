@@ -102,9 +102,9 @@ def test_nobody_goes_before_all_have_met(tmp_path: Path, monkeypatch: pytest.Mon
     """Rank 0 has the addresses: on a busy machine it was over and gone, and another rank waited for half an hour."""
     meet, met = dist.init_process_group, tmp_path / "met"
 
-    def slowly(*given: Any, rank: int, **named: Any) -> None:
-        meet(*given, rank=rank, **named)
-        if rank == 1:
+    def slowly(*given: Any, **named: Any) -> None:
+        meet(*given, **named)
+        if named["rank"] == 1:
             time.sleep(0.5)
             met.touch()
 

@@ -264,5 +264,5 @@ def join() -> Ranks | None:
     if size > 1:
         with _named():
             dist.init_process_group("gloo", rank=rank, world_size=size)
-            dist.barrier()  # rank 0 has the addresses: if it went before all have met, others would wait for half an hour
+            dist.barrier()  # rank 0 has the addresses: if it went before all have met, others would wait half an hour
     return Ranks(rank, size, local)
