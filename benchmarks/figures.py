@@ -81,17 +81,19 @@ def over_sizes(axes: Axes, title: str, of: str) -> None:
         means = [[statistics.fmean(each) for each in by[size].values()] for size in sizes]
         axes.plot(sizes, [statistics.fmean(m) for m in means], "o-", label=method, color=COLOURS[number], markersize=3)
         axes.fill_between(sizes, [min(m) for m in means], [max(m) for m in means], color=COLOURS[number], alpha=0.15)
+    axes.set_xticks(sorted({size for by in scores.values() for size in by}))
     axes.set_title(f"{title}: number of {OF[of]}", fontsize=9)
     axes.set_xlabel(f"number of {OF[of]}")
     axes.set_ylabel("accuracy %")
 
 
-def save(name: str, panels: Sequence[Any], across: int) -> None:
-    """A figure of panels, each a function that draws on axes."""
+def save(name: str, panels: Sequence[Any], across: int, one_scale: bool = False) -> None:
+    """A figure of panels, each a function that draws on axes; `one_scale`: accuracies are on one."""
     from matplotlib import pyplot as plt
 
     down = -(-len(panels) // across)
-    figure, grid = plt.subplots(down, across, figsize=(4.2 * across, 3.1 * down), squeeze=False, layout="constrained")
+    size = {"figsize": (4.2 * across, 3.1 * down), "layout": "constrained"}
+    figure, grid = plt.subplots(down, across, squeeze=False, sharey=one_scale, **size)
     for axes, draw in zip(grid.flat, panels, strict=False):
         draw(axes)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=6, frameon=False)
@@ -113,7 +115,7 @@ def main() -> None:
     there = [title for title in BYTES if kept(title)]
     save("results-bytes", [lambda axes, of=title: beside_bytes(axes, of) for title in there], 2)
     if kept(SIZES):
-        save("results-sizes", [lambda axes, of=of: over_sizes(axes, SIZES, of) for of in OF], 3)
+        save("results-sizes", [lambda axes, of=of: over_sizes(axes, SIZES, of) for of in OF], 3, one_scale=True)
     print(f"{len(curves)} panels of rounds, {len(there)} of bytes in {IMAGES}")
 
 
