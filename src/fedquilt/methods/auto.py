@@ -39,7 +39,6 @@ from fedquilt.methods.hypotheses import (  # fmt: skip
     enough,
     hypotheses,
     nothing_seen,
-    tidy,
     top_down,
     with_look,
 )
@@ -175,11 +174,9 @@ class Auto(Method):
                 if self._affords(state, roster, cost):
                     asked = new_ballot(unit, options, back, updates, roster)
                     return {**state, "doing": VOTES, "ballot": asked, "queue": queue, "tries": 0}
-        split = any(
-            int((circle != PRIVATE).sum()) and _split(circle, roster, u) for u, circle in state["circle"].items()
-        )
-        since = state["round"] - state["fitted"]
-        if split and decisions.judged(state["judged"]) and since >= max(5, roster.rounds // 5):
+        offered = offers(state["circle"], state["waiting"], torch.ones_like(state["asked"]), roster)
+        due = state["round"] - state["fitted"] >= max(5, roster.rounds // 5) and decisions.judged(state["judged"])
+        if due and offered and self._affords(state, roster, cost_of(offered, state["circle"], roster)):
             return self._fit(state)
         return self._rest(state, roster, found=False)
 
@@ -291,8 +288,3 @@ class Auto(Method):
             "changes": [in_words(decision) for decision in state["decisions"] if decision["changed"]],
             "looking_cost": state["spent"] / (2 * size * max(1.0, state["heard"])),
         }
-
-
-def _split(circle: Tensor, roster: Roster, unit: str) -> bool:
-    """Whether clients of one shape are in different circles."""
-    return not torch.equal(tidy(circle), tidy(circles_of_shape(roster, unit)))
