@@ -63,10 +63,10 @@ def test_each_unit_of_each_architecture_is_read_from_its_own_numbers() -> None:
     roster = federation.server.roster
     width = {32: (2080, 330), 24: (1560, 250)}  # numbers of either unit, sketched to 256 and to half of them at most
     ups = []
-    for ids, wide in (((0, 1, 2), 32), ((3, 4, 5), 24)):
+    for clients, wide in (((0, 1, 2), 32), ((3, 4, 5), 24)):
         lower, upper = (min(256, numbers // 2) for numbers in width[wide])
         half = torch.cat([torch.full((3, lower), 1.0), torch.full((3, upper), 2.0)], dim=1)
-        ups.append(Update(1, ids, (), {"half-0": half, "half-1": 10 * half}))
+        ups.append(Update(1, clients, (), {"half-0": half, "half-1": 10 * half}))
     for unit, level in (("1", 1.0), ("3", 2.0)):
         for ids, one, other in measured(unit, Updates(1, tuple(ups)), roster, 256):
             assert one.unique().tolist() == [level]
@@ -245,7 +245,7 @@ def test_whether_a_patch_fits_is_asked_until_nearly_all_have_answered() -> None:
 
 def test_a_ballot_goes_on_until_three_quarters_have_answered() -> None:
     federation = Federation(planted(share=0.5, rounds=40), Auto(), engine="sequential", device="cpu", readouts=())
-    heard = []
+    heard: list[float] = []
     while len(heard) < 2:
         federation.step(evaluate=False)
         state = federation.server.state
