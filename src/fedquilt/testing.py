@@ -258,7 +258,7 @@ def check_newcomer(method: Method, make: Make = small_scenario) -> None:
             old, new = getattr(plan, name, None), getattr(joined.plan[unit], name, None)
             if old is not None and new is not None and old.ndim == 1:
                 same = (old[:, None] == old) == (new[: len(old), None] == new[: len(old)])
-                _require(bool(same.all()), f"a newcomer regroups the others' {unit}")
+                _require(bool(same.all()), f"a newcomer regroups the others' {unit}: let `enrol` keep what was found")
 
 
 def check_network(method: Method, make: Make = small_scenario) -> bool:

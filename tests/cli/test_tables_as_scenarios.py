@@ -67,6 +67,17 @@ def test_it_is_compared_and_read_from_a_configuration_beside_it(capfd: pytest.Ca
         'rounds = 1\nalone = false\nengine = "sequential"\nout = "kept"\n'
     )
     assert main(["run", "sub/mine.toml"]) == 0
+    capfd.readouterr()
+    assert main(["compare", "sub/mine.toml", "local"]) == 2
+    assert "sub/mine.toml is of one run: fedquilt run sub/mine.toml" in capfd.readouterr().err
+
+
+def test_clients_that_are_too_few_to_be_measured_are_told_of(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("few.csv").write_text("a,who,label\n1,x,0\n2,y,1\n")
+    assert main(["run", "few.csv", "fedavg", "--set", "client=who", "--rounds", "1", "--no-keep"]) == 0
+    told = capfd.readouterr()
+    assert "Nothing was measured on test data: no client has such samples" in " ".join(told.out.split())
+    assert "2 clients have no test samples, and are not measured: x, y" in told.err
 
 
 def test_what_was_compared_on_another_table_is_not_taken_for_this_one(
@@ -97,7 +108,7 @@ def test_folders_and_several_targets() -> None:
         lines = "".join(f"{i},{i / 2},{-i}\n" for i in range(20))
         Path(f"towns/{town}.csv").write_text("size,left,right\n" + lines)
     said = ["--set", "label=left,right", "task=regression", "--rounds", "1", "--engine", "sequential", "--no-alone"]
-    assert main(["run", "./towns", "fedavg", *said, "--out", "r"]) == 0
+    assert main(["run", "towns", "fedavg", *said, "--out", "r"]) == 0
     known = tomllib.loads(Path("r/run.toml").read_text())
     assert known["clients"] == ["a", "b"]
     assert known["task"]["kind"] == "regression"
@@ -111,9 +122,16 @@ def test_folders_and_several_targets() -> None:
         (["visits.csv", "fedavg", "--set", "label=outcom"], "did you mean 'outcome'"),
         (["visits.csv", "fedavg", "--set", "label=outcome", "client=hspital"], "did you mean 'hospital'"),
         (["visits.csv", "fedavg", "--set", "labels=outcome"], "did you mean 'label'"),
+        (
+            ["visits.csv", "fedavg", "--set", "label=outcome", "learning_rate=1"],
+            "'learning_rate'; here it is called 'lr'",
+        ),
+        (["visits.csv", "fedavg", "--set", "label=outcome", "mu=1"], "no setting 'mu' here; it is one of fedprox"),
+        (["visits.xlsx", "fedavg"], "visits.xlsx cannot be read: tables are csv files"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("visits.xlsx").write_bytes(b"PK")
     assert main(["run", *words, "--no-keep"]) == 2
     said = capfd.readouterr().err
     assert told in said

@@ -44,6 +44,9 @@ def test_who_is_worse_off_than_alone_is_named() -> None:
     rows = [row("a", 3, 1.2, name="rmse"), row("b", 3, 1.05, name="rmse"), row("c", 3, 0.5, name="rmse")]
     alone = [row(c, 3, 1.0, name="rmse") for c in "abc"]
     assert alarms(rows, alone, "received", rmse) == ["a has rmse 1.2, alone it would have 1"]
+    assert alarms([row("a", 1, 1.0, name="rmse"), row("a", 3, 1.2, name="rmse")], [], "received", rmse) == [
+        "a rose from rmse 1 in round 1 to 1.2"
+    ]
 
 
 def test_many_are_counted() -> None:

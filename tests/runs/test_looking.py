@@ -62,6 +62,33 @@ def test_labels_that_samples_do_not_tell_are_chance() -> None:
     assert "not clearly more than always naming the commonest class" in str(run.trouble)
 
 
+def test_a_cause_among_the_samples_is_named() -> None:
+    x, y = np.random.default_rng(0).normal(size=(120, 2)), np.arange(120) % 2
+    training = fq.Training(rounds=2, batch=10, lr=0.1)
+
+    def told(samples: Any, labels: Any) -> str:
+        made = fq.scenario_from((samples, labels), clients=3, partition="iid", training=training)
+        return str(fq.run(made, "fedavg", engine="sequential", alone=False).trouble)
+
+    assert "Likely cause: all training samples have the same label." in told(x, np.zeros(120, dtype=int))
+    assert re.search(r"samples hold numbers of about \S+e\+05, and a network begins best where", told(1e6 * x, y))
+    assert "Likely cause: losses" in told(x, y)
+
+
+def test_clients_that_pull_apart_are_told_from_a_rate_that_is_wrong() -> None:
+    draw = np.random.default_rng(0)
+    clients = []
+    for number in range(4):  # half of them mean the opposite by their labels
+        x = draw.normal(size=(120, 2)).astype(np.float32)
+        y = (x[:, 0] > 0).astype(int)
+        y = 1 - y if number % 2 else y
+        clients.append(fq.Client(f"c{number}", lambda: nn.Linear(2, 2), (x[:60], y[:60]), test=(x[60:], y[60:])))
+    made = fq.Scenario("opposed", clients, fq.Training(rounds=8, batch=10, lr=0.5))
+    told = str(fq.run(made, "fedavg", engine="sequential").trouble)
+    assert re.search(r"clients pull apart, for alone they have 9\d\.\d %: let more of each model stay at home", told)
+    assert fq.run(made, "local", engine="sequential").trouble is None
+
+
 def test_the_bar_is_one_class_for_all() -> None:
     """Two clients of one class each: naming each its own is personal, one class for both is right half of the time."""
     data = [(np.eye(2)[[c] * 40], [c] * 40) for c in range(2)]

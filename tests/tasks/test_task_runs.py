@@ -158,3 +158,12 @@ def test_a_run_goes_to_disk_and_back_and_names_its_metric(tmp_path: Path) -> Non
     assert run.summary["gain_over_alone"] == pytest.approx(sum(gains) / len(gains))
     with pytest.raises(ValueError, match="the data of scenario 'regression' are not those"):
         fq.onboard(tmp_path / "run", scenario.clients[0], scenario=federation("regression", task=Regression("huber")))
+
+
+def test_a_model_that_ends_in_a_softmax_is_told_of() -> None:
+    def ended(*last: nn.Module) -> list[fq.Client]:
+        return [fq.Client("a", lambda: nn.Sequential(nn.Linear(1, 2), *last), ([[0.0], [1.0]], [0, 1]))]
+
+    with pytest.warns(UserWarning, match="are probabilities, and cross-entropy takes scores: leave out the softmax"):
+        fq.run(fq.Scenario("s", ended(nn.Softmax(1))), "local", rounds=1, engine="sequential", alone=False)
+    fq.run(fq.Scenario("s", ended(nn.ReLU())), "local", rounds=1, engine="sequential", alone=False)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedquilt._util.suggest import did_you_mean
@@ -83,5 +84,12 @@ def find(name: str) -> Source:
             raise Refused(f"there is no file {samples}; give a scenario's name, a csv or npz file, or file.py:function")
         return Source(name, partial(from_data, samples))
     if name not in SCENARIOS:
+        ending = Path(name).suffix.lower()
+        if ending in (".toml", ".yaml", ".yml"):
+            raise Refused(f"{name} is of one run: fedquilt run {name}; here name the scenario and its settings (--set)")
+        if ending and Path(name).is_file():
+            raise Refused(
+                f"{name} cannot be read: tables are csv files (a spreadsheet saves them so), arrays npz files"
+            )
         raise Refused(did_you_mean(name, SCENARIOS, "scenario"))
     return Source(name, SCENARIOS[name])

@@ -13,7 +13,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -24,6 +24,10 @@ from fedquilt.cli.output import Refused
 MANY = ("--set", "--sweep", "--traits")  # options that take several words
 # parts whose settings are always said with their name: dp.noise is not the noise of a scenario
 BY_NAME = ("dp", "secure", "compress")
+_ELSEWHERE = {  # what settings are called in other places
+    "learning_rate": "lr", "batch_size": "batch", "local_epochs": "epochs", "num_rounds": "rounds",
+    "num_clients": "clients", "target": "label", "optimizer": "optimiser", "standardize": "standardise",
+}  # fmt: skip
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -124,13 +128,24 @@ def _owners(
     key, inner = path[0], path[1] if len(path) == 2 else None
     owners = [name for name in within if key in specs[name].hints]
     if not owners:
-        known = dict.fromkeys(k for name in within for k in specs[name].hints)
-        raise Refused(did_you_mean(key, known, "setting"))
+        raise Refused(_unknown(key, dict.fromkeys(k for name in within for k in specs[name].hints)))
     kinds = {"method" if name in methods else name for name in owners}
     if len(kinds) > 1:
         ways = " or ".join(f"{name}.{key}=..." for name in owners)
         raise Refused(f"'{key}' is a setting of more than one part: say {ways}")
     return owners, key, inner
+
+
+def _unknown(key: str, known: Mapping[str, Any]) -> str:
+    """A sentence about a setting that nobody here knows: by its name elsewhere, or of another method."""
+    from fedquilt.methods import METHODS
+
+    if _ELSEWHERE.get(key) in known:
+        return f"there is no setting '{key}'; here it is called '{_ELSEWHERE[key]}'"
+    owners = [name for name, kind in METHODS.items() if key in {each.name for each in fields(kind) if each.init}]
+    if owners:
+        return f"there is no setting '{key}' here; it is one of {', '.join(owners)}"
+    return did_you_mean(key, known, "setting")
 
 
 def convert(text: str, hint: Any, key: str) -> Any:

@@ -55,6 +55,8 @@ def what_it_says(summary: Summary) -> str:
     >>> what_it_says(s)
     "Accuracy on test data after round 20, read-out 'received': mean ± standard deviation over 24 clients."
     """
+    if not summary["clients_measured"]:
+        return f"Nothing was measured on {summary['split']} data: no client has such samples."
     liars = summary.get("liars")
     told = f" The {liars} who lie ({summary['attack']}) are not counted." if liars else ""
     metric = metric_of(summary)

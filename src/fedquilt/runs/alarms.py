@@ -59,7 +59,8 @@ def _fallen(series: Sequence[Row], metric: Metric) -> str:
     if not metric.gain(best[metric.name], last[metric.name]) > _margin(best, last, metric):
         return ""
     then, now = (f"{metric.show(row[metric.name])}{metric.unit}" for row in (best, last))
-    return f"{last['client']} fell from {metric.name} {then} in round {best['round']} to {now}"
+    moved = "fell" if metric.higher else "rose"
+    return f"{last['client']} {moved} from {metric.name} {then} in round {best['round']} to {now}"
 
 
 def _behind(client: str, row: Row, alone: Row, metric: Metric) -> str:

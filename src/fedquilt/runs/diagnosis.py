@@ -8,10 +8,11 @@ round that was measured. The cause is read off the losses that clients had while
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fedquilt.engines.settings import Training
 from fedquilt.results import Row
+from fedquilt.scenario import Scenario
 from fedquilt.tasks import Classification, Task
 
 _CLASSES = Classification()
@@ -19,17 +20,19 @@ _ERRORS = 2.0  # standard errors that a mean may be off by chance
 _BARELY = 0.9  # a loss above this part of what it was has barely moved
 _FITTED = 0.5  # and one below this part has fallen a lot
 _HIGH = {"sgd": 0.5, "adam": 0.02, "adamw": 0.02}  # rates from which on losses stand still since they were thrown off
+_FAR = 10.0  # numbers of samples of this size, in the mean, are too large for a network as it begins
 
 
 def trouble(
     first: Sequence[Row], last: Sequence[Row], chance: tuple[float, float], training: Training, refused: int,
-    task: Task = _CLASSES, cause: str = "",
+    task: Task = _CLASSES, cause: Callable[[], str] = str, alone: Sequence[Row] = (),
 ) -> str | None:  # fmt: skip
     """A sentence on a federation that does not learn, with what to try; None for one that does.
 
     `first` and `last` are the clients' rows of the first and the last round that were measured, `chance` is what the
     task's simplest answer scores, the best single class say, and its standard error, `refused` how many updates were
-    left out since they were not finite, `cause` what is known to be in the way.
+    left out since they were not finite, `cause` finds out whether something else is known to be in the way, and `alone`
+    are the last rows of the same clients alone.
 
     >>> row = {"accuracy": 0.34, "samples": 100, "training_loss": 1.09, "round": 5}
     >>> trouble([row], [row], (0.35, 0.048), Training(lr=0.001), 0).partition(". Likely cause: ")[0]
@@ -51,7 +54,27 @@ def trouble(
         told += f"{shown(before)} after round {first[0]['round']}"
     else:
         return None
-    return f"{told}. Likely cause: {cause or _cause(first, last, training, refused)}."
+    if why := cause():
+        return f"{told}. Likely cause: {why}."
+    by_itself = _mean(alone, task.lead)
+    if metric.gain(by_itself, simplest) > margin and metric.gain(by_itself, now) > margin:
+        cure = "let more of each model stay at home, as ditto, fedper or auto do; fedquilt advise looks for what helps"
+        return f"{told}. Likely cause: clients pull apart, for alone they have {shown(by_itself)}: {cure}."
+    return f"{told}. Likely cause: {_cause(first, last, training, refused)}."
+
+
+def of_the_samples(scenario: Scenario) -> str:
+    """What of the clients' training samples keeps a federation from learning; empty where nothing is known to."""
+    splits = [client.train for client in scenario.clients if client.train.x.numel()]
+    if scenario.task.kind == "classification" and len({label for s in splits for label in s.y.unique().tolist()}) == 1:
+        return "all training samples have the same label"
+    sizes = [float(s.x.flatten(1).abs().mean(0).max()) for s in splits if s.x.is_floating_point()]
+    if max(sizes, default=0.0) > _FAR:
+        return (
+            f"samples hold numbers of about {max(sizes):.2g}, and a network begins best where they are about 1: "
+            "standardise=true scales those of a table"
+        )
+    return ""
 
 
 def _cause(first: Sequence[Row], last: Sequence[Row], training: Training, refused: int) -> str:

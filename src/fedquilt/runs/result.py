@@ -15,7 +15,7 @@ from fedquilt.core.federation import Federation, RoundReport
 from fedquilt.interface.readout import EVERYONE
 from fedquilt.results import Evaluation, Row, final, summarise
 from fedquilt.runs.alarms import alarms
-from fedquilt.runs.diagnosis import trouble
+from fedquilt.runs.diagnosis import of_the_samples, trouble
 from fedquilt.runs.looking import as_frame, as_html, drawn, in_words
 from fedquilt.runs.promises import promised
 from fedquilt.runs.unseen import Joined
@@ -157,7 +157,9 @@ class Run:
             [r for r in rows if "liar" not in r] for rows in (self._first_rows(), self.last_rows(self.readout))
         )
         return trouble(
-            first, last, self.chance, federation.training, refused, federation.scenario.task, _in_the_way(federation)
+            first, last, self.chance, federation.training, refused, federation.scenario.task,
+            lambda: _in_the_way(federation) or of_the_samples(federation.scenario),
+            [] if self.alone is None else self.alone.last_rows("received"),
         )  # fmt: skip
 
     def alarms(self, alone: Sequence[Row] | None) -> list[str]:

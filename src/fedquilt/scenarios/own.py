@@ -38,8 +38,10 @@ def data_at(text: str) -> Path | None:
     >>> data_at("digits") is None
     True
     """
+    from fedquilt.scenarios import SCENARIOS
+
     path = Path(text)
-    return path if path.suffix.lower() in (".csv", ".npz") or ("/" in text and path.is_dir()) else None
+    return path if path.suffix.lower() in (".csv", ".npz") or (path.is_dir() and text not in SCENARIOS) else None
 
 
 def from_data(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -62,6 +63,13 @@ class Classification(Task):
         if outputs.ndim != 2:
             shape = tuple(outputs.shape[1:])
             raise ValueError(f"{whose}: its model gives {shape} for a sample, not one number for each class")
+        ones = torch.ones(len(outputs), device=outputs.device)
+        if isinstance(self.loss, str) and bool((outputs >= 0).all()) and torch.allclose(outputs.float().sum(1), ones):
+            warnings.warn(
+                "what models give are probabilities, and cross-entropy takes scores: leave out the softmax that they "
+                "end with, or they learn slowly",
+                stacklevel=2,
+            )
 
     def usual_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         return cross_entropies(outputs, y)
