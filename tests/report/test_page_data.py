@@ -181,6 +181,25 @@ def test_packing_is_little_endian() -> None:
     assert unpacked(packed(np.array([[1.5, 2.5]], dtype=">f4"))).tolist() == [[1.5, 2.5]]
 
 
+def test_what_several_methods_say_of_themselves_is_said_once(tmp_path: Path) -> None:
+    for name, trouble in {
+        "fedavg": "Nothing was learnt.",
+        "local": "It got worse.",
+        "ditto": "Nothing was learnt.",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(row(1, client, 0.5) for client in "ab"))
+        told = {"scenario": "s", "method": name, "seed": 0, "trouble": trouble}
+        (tmp_path / name / "summary.json").write_text(json.dumps(told))
+    notes = page_data([tmp_path / name for name in ("fedavg", "local", "ditto")])["scenarios"][0]["views"][0]["table"][
+        "notes"
+    ]
+    assert [note for note in notes if "learnt" in note or "worse." in note] == [
+        "fedavg, ditto: Nothing was learnt.",
+        "local: It got worse.",
+    ]
+
+
 @pytest.mark.parametrize(("worst", "top"), [(3.0, None), (120_000.0, 2.0)])
 def test_losses_that_left_all_bounds_do_not_hide_the_others(worst: float, top: float | None, tmp_path: Path) -> None:
     for name, losses in {"fedavg": [2.0, 1.0, 0.5], "local": [1.5, 0.75, 0.5], "ditto": [2.0, worst, 1.0]}.items():

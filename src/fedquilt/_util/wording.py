@@ -11,12 +11,12 @@ from typing import Any
 def percent(value: float | None, sign: bool = False) -> str:
     """A share in per cent.
 
-    >>> percent(0.849), percent(0.06, sign=True), percent(None)
-    ('84.9', '+6.0', '–')
+    >>> percent(0.849), percent(0.06, sign=True), percent(-0.0001, sign=True), percent(None)
+    ('84.9', '+6.0', '+0.0', '–')
     """
     if value is None:
         return "–"
-    return f"{100 * value:+.1f}" if sign else f"{100 * value:.1f}"
+    return f"{100 * value:{'+' if sign else ''}.1f}".replace("-0.0", "+0.0" if sign else "0.0")
 
 
 def megabytes(value: float | None) -> str:

@@ -103,7 +103,11 @@ def measured(groups: Sequence[Group], reading: Reading | None = None) -> Measure
         for key in ("trouble", "compression", "privacy")
         for group in groups
     ]
-    said = tuple(f"{name}: {sentences[0].rstrip('.')}" for name, sentences in told if sentences)
+    sayers: dict[str, list[str]] = {}
+    for name, sentences in told:
+        if sentences:
+            sayers.setdefault(sentences[0].rstrip("."), []).append(name)
+    said = tuple(f"{', '.join(names)}: {sentence}" for sentence, names in sayers.items())
     alone = {run.seed: lone for group in groups for run in group.runs if (lone := _alone(run, reading))}
     metrics = list(dict.fromkeys(run.metric for group in groups for run in group.runs))
     if len(metrics) > 1:

@@ -187,8 +187,9 @@ def explanations(comparison: Comparison) -> list[str]:
             f"▲ ▼: really better or worse than {c.reference} (Wilcoxon over clients, Holm over all pairs, and the "
             "interval of the difference leaves out 0)."
         )
-    names = {row.name for row in c.rows}  # which are written as they are
-    return told + [(note if note.partition(":")[0] in names else note[0].upper() + note[1:]) + "." for note in c.notes]
+    names = {row.name for row in c.rows} | {"local"}  # which are written as they are, several with commas
+    named = [note.partition(":")[0].split(", ")[0] in names for note in c.notes]
+    return told + [(note if at else note[0].upper() + note[1:]) + "." for note, at in zip(c.notes, named, strict=True)]
 
 
 def shown_interval(interval: Interval | None, metric: Metric = ACCURACY, sign: bool = False) -> str:
