@@ -117,6 +117,16 @@ class Method:
         """What clients are told beside values of units: (k, ...) for the clients of these numbers, of one family."""
         return {}
 
+    def report_shapes(
+        self, roster: Roster, number: int, told: Mapping[str, Tensor]
+    ) -> Mapping[str, tuple[int, ...]] | None:
+        """The shapes of what a client of this number reports in a round in which it is told this, (1, ...) each.
+
+        None: all report alike. Devices that report otherwise are left out, so a method whose reports follow from a
+        client's model, or from what it is told, says so here.
+        """
+        return None
+
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
         """What is remembered when clients have changed (model, labels, data), or the last of the roster is new.
 

@@ -30,18 +30,12 @@ from fedquilt.families.units import layers_of
 from fedquilt.interface.messages import ClientInfo, Roster, Updates
 from fedquilt.interface.method import Method, State
 from fedquilt.interface.steps import Do, Install, Step, Train
-from fedquilt.methods import decisions
+from fedquilt.methods import candidates, decisions
 from fedquilt.methods.ballots import BALLOT, CANDIDATES, LOOK, PATCH, ballot, fit, look
 from fedquilt.methods.candidates import backwards, measured, new_ballot, sketch_sizes, values_of, with_answers
 from fedquilt.methods.decisions import Decision, in_words
 from fedquilt.methods.fedavg import circles_of_shape
-from fedquilt.methods.hypotheses import (  # fmt: skip
-    enough,
-    hypotheses,
-    nothing_seen,
-    top_down,
-    with_look,
-)
+from fedquilt.methods.hypotheses import enough, hypotheses, nothing_seen, top_down, with_look
 from fedquilt.methods.patches import choose, cost_of, most_of, offers, patches_of, rows_of
 from fedquilt.sharing import PRIVATE, Plan, UnitPlan
 
@@ -279,6 +273,9 @@ class Auto(Method):
             rows = [rows_of(state["circle"], *patches_of(state["circle"], state["waiting"], roster, i)) for i in ids]
             told |= {PATCH + unit: torch.stack([row[unit] for row in rows]) for unit in rows[0]}
         return told
+
+    def report_shapes(self, roster: Roster, number: int, told: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
+        return candidates.shapes_told(roster, number, told, self.sketch)
 
     def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
         """Each decision in a sentence, and what was tried and left."""

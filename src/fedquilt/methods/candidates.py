@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedquilt.interface.messages import Roster, Updates
-from fedquilt.methods.ballots import sketched
+from fedquilt.methods.ballots import BALLOT, LOOK, PATCH, sketched
 from fedquilt.methods.fedavg import circles_of_shape
 from fedquilt.methods.hypotheses import different, joined, tidy
 from fedquilt.sharing import PRIVATE, mean
@@ -41,6 +41,21 @@ def measured(unit: str, updates: Updates, roster: Roster, size: int) -> list[tup
             one, other = (up.reports[f"half-{which}"][:, start : start + widths[unit]] for which in (0, 1))
             found.setdefault(widths[unit], []).append((torch.tensor(up.ids), one, other))
     return [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in found.values()]  # type: ignore[misc]
+
+
+def shapes_told(roster: Roster, number: int, told: Mapping[str, Tensor], size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a client's answers to what it is told, (1, ...) each."""
+    found: dict[str, tuple[int, ...]] = {}
+    if LOOK in told:
+        trained = _trained(roster)
+        numbers = sum(sketched(size, trained[unit][number]) for unit in roster.members[number].units)
+        found |= {"half-0": (numbers,), "half-1": (numbers,)}
+    for name, value in told.items():
+        if name.startswith(BALLOT):
+            found |= {"losses": (2, value.shape[1] + 2), "judged": (2,)}
+        elif name.startswith(PATCH):
+            found |= {"fits": tuple(value.shape[1:]), "errors": tuple(value.shape[1:])}
+    return found
 
 
 def new_ballot(

@@ -131,6 +131,11 @@ class Composed(Method):
     def tell(self, state: State, roster: Roster, ids: tuple[int, ...]) -> Mapping[str, Tensor]:
         return self.first.tell(state, _seen(roster), ids)
 
+    def report_shapes(
+        self, roster: Roster, number: int, told: Mapping[str, Tensor]
+    ) -> Mapping[str, tuple[int, ...]] | None:
+        return self.first.report_shapes(_seen(roster), number, told)
+
     def enrol(self, state: State, before: Roster, roster: Roster, updates: Updates) -> State:
         return self.first.enrol(state, _seen(before), _seen(roster), updates)
 

@@ -31,7 +31,7 @@ from fedquilt.deploy.server.scores import Losses, Said, evaluations, loss_of
 from fedquilt.deploy.server.secure_exchange import Letters, Read, SecureExchange, question
 from fedquilt.deploy.server.silence import Silence, no_quorum
 from fedquilt.deploy.transport.agreed import write_terms
-from fedquilt.deploy.transport.codec import LOOK, Form, agree, read_up, senders, stack, write_down
+from fedquilt.deploy.transport.codec import LOOK, Form, agree, has_form, read_up, senders, stack, write_down
 from fedquilt.deploy.transport.transport import Patience, Transport
 from fedquilt.deploy.transport.wire import Refused, pack
 from fedquilt.interface.messages import Instructions, Update
@@ -211,7 +211,7 @@ class RemoteClients:
             return bool(wanted) and len(answers) == wanted < len(letters)
 
         collect(self.post, letters, self.names, tokens, record, waiting, read)
-        self._compare(answers, downs, record)
+        self._compare(answers, server, downs, record)
         self._note(record, server)
         return answers, tokens
 
@@ -220,10 +220,14 @@ class RemoteClients:
         tables, classes, sizes = readouts * len(SPLITS), self.stubs.terms.classes, server.roster.sizes().values()
         return {self.names[n]: largest_answer(sum(int(s[n]) for s in sizes), classes, tables) for n in asked}
 
-    def _compare(self, answers: Answers, downs: Mapping[int, Instructions], record: Exchange) -> None:
-        """Leaves out answers that do not go with those of the others."""
+    def _compare(
+        self, answers: Answers, server: Server, downs: Mapping[int, Instructions], record: Exchange
+    ) -> None:  # fmt: skip
+        """Leaves out answers that do not go with those of the others, or are not what the method says they are."""
         names = reported(self.stubs.steps, {name for down in downs.values() for name in down.told})
-        strange, self._form = agree(answers, self._form, names)
+        shapes = {n: server.method.report_shapes(server.roster, n, downs[n].told) for n in answers}
+        strange, self._form = agree({n: a for n, a in answers.items() if shapes[n] is None}, self._form, names)
+        strange |= {n for n, known in shapes.items() if known is not None and not has_form(answers[n][1], known)}
         for number in strange:
             del answers[number]
             record.refused[self.names[number]] = "wrong-shape"

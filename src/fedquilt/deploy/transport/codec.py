@@ -262,5 +262,15 @@ def agree(
     return {i for i, form in forms.items() if form != usual}, usual
 
 
+def has_form(reports: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a client's reports are those that it should make, in these shapes.
+
+    >>> has_form({"loss": torch.zeros(2)}, {"loss": (2,)}), has_form({"loss": torch.zeros(2)}, {"loss": (3,)})
+    (True, False)
+    """
+    alike = all(name in reports and tuple(reports[name].shape) == shape for name, shape in shapes.items())
+    return alike and len(reports) == len(shapes) and all(r.dtype == torch.float32 for r in reports.values())
+
+
 def _row(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.array(array))[None]
