@@ -92,8 +92,9 @@ def save(name: str, panels: Sequence[Any], across: int, one_scale: bool = False)
     from matplotlib import pyplot as plt
 
     down = -(-len(panels) // across)
-    size = {"figsize": (4.2 * across, 3.1 * down), "layout": "constrained"}
-    figure, grid = plt.subplots(down, across, squeeze=False, sharey=one_scale, **size)
+    figure, grid = plt.subplots(
+        down, across, squeeze=False, sharey=one_scale, figsize=(4.2 * across, 3.1 * down), layout="constrained"
+    )
     for axes, draw in zip(grid.flat, panels, strict=False):
         draw(axes)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=6, frameon=False)
