@@ -157,6 +157,19 @@ def test_nothing_is_cut_before_every_line_was_read(name: str, old: str, new: str
     assert {path: path.read_bytes() for path in half.rglob("*.jsonl")} == before
 
 
+def test_a_run_of_a_method_that_remembers_more_by_now_is_not_gone_on_with(
+    half: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was begun by an earlier version of the library, and failed with the name of what is missing, nothing else."""
+    before = {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(fq.methods.FedAvg, "begin", lambda self, roster: {"asked": torch.zeros(5)})
+        with pytest.raises(Damaged, match=r"by another version of the method 'fedavg', which remembered no 'asked'"):
+            fq.resume(half, build())
+    assert {path: path.read_bytes() for path in half.rglob("*") if path.is_file()} == before
+    fq.resume(half, build())
+
+
 def test_a_model_whose_code_has_changed_is_not_gone_on_with(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: run_help.Net, x: Tensor) -> Tensor:
         y: Tensor = self.operation(self.configuration(x)).tanh()

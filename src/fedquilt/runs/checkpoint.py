@@ -98,8 +98,14 @@ def server_state(server: Server, tensors: Tensors) -> dict[str, Any]:
 def restore_server(server: Server, tensors: Mapping[str, Tensor], text: Mapping[str, Any]) -> None:
     """Put a server, made for the same federation, where `server_state` left it."""
     here = {name: tensor.to(server.device) for name, tensor in tensors.items()}
+    state = from_plain(text["state"], tensors)
+    if missing := [name for name in server.state if name not in state]:
+        raise Damaged(
+            f"this run was begun by another version of the method '{server.method.name}', which remembered no "
+            f"'{missing[0]}'; it was left as it is, begin it anew"
+        )
     server.plan = Plan.from_json(text["plan"])
-    server.state = from_plain(text["state"], tensors)
+    server.state = state
     server.round = text["round"]
     server.refused = here["refused"]
     if server.guard is not None:
