@@ -255,6 +255,7 @@ def test_a_server_that_does_not_answer_is_waited_for_aloud(
     folder, asked, now, said = project.runs / "r", count(1), 0.0, list[str]()
     (folder / "checkpoint").mkdir(parents=True)
     (folder / "summary.json").write_text("{}")
+    (folder / "status.json").write_text(json.dumps({"state": "running"}))
 
     def answer(*_: object) -> str | None:
         if (number := next(asked)) == gone + 3:

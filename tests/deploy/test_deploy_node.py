@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from deploy_help import digits_with_public
+from flwr.supercore.error import ApiErrorCode
 
 from fedquilt.deploy.device import node as node_module
 from fedquilt.deploy.device.fleet import SESSION, Fleet, Letter, Taken
@@ -147,12 +148,13 @@ def test_an_answer_for_a_run_that_has_ended_sends_nobody_away(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a walk found: after a restart of the server a client's owner read that the server had sent it away."""
-    over = refusal(403, "The current run status does not allow this Fleet API operation.", code=2007)
+    code = ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED
+    over = refusal(403, "The current run status does not allow this Fleet API operation.", code=code)
     script, said = play(project, monkeypatch, [b"1", over, b"2"])
     assert script.answers == [b"answer to 1", b"answer to 2"]
     assert script.came_in == 1
     assert said == ["the server is there", "the run that an answer was for has ended", "the server is there"]
-    other = refusal(403, "Failed to get run.", code=2008)
+    other = refusal(403, "Failed to get run.", code=ApiErrorCode.FLEET_GET_RUN_FAILED)
     assert play(project, monkeypatch, [other])[1][0] == "the server sends this client away: Failed to get run."
 
 

@@ -16,7 +16,7 @@ def for_terminal(sentence: str, stream: TextIO) -> str:
 def in_lines(sentence: str, width: int) -> str:
     """A sentence in lines; words stay whole, and so does a command at its end, which somebody may copy.
 
-    >>> print(in_lines("the run is kept; look at it with: fedquilt report runs/x", 30))
+    >>> print(in_lines("the run is kept; look at it with: fedquilt report runs/x", 27))
     the run is kept; look at it
     with:
     fedquilt report runs/x

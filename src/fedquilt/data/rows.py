@@ -17,8 +17,8 @@ def as_samples_were(table: Columns, made: Sequence[Mapping[str, Any]]) -> NDArra
     """Rows (n, columns) as a client has its samples; `made` is the client's `columns`.
 
     >>> made = [{"name": "sex=f"}, {"name": "age", "filled_with": 50.0, "mean": 40.0, "deviation": 10.0}]
-    >>> as_samples_were({"age": np.array([30.0, np.nan]), "sex": np.array(["m", "f"])}, made).tolist()
-    [[0.0, -1.0], [1.0, 1.0]]
+    >>> as_samples_were({"age": np.array([30.0, np.nan]), "sex": np.array(["f", "f"])}, made).tolist()
+    [[1.0, -1.0], [1.0, 1.0]]
     """
     kinds: dict[str, NDArray[np.bool_]] = {}  # rows whose value of a column a model knows
     columns = []

@@ -38,7 +38,6 @@ from flwr.supercore.constant import (
     FLWR_PACKAGE_NAME_METADATA_KEY,
     FLWR_PACKAGE_VERSION_METADATA_KEY,
 )
-from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
@@ -55,6 +54,7 @@ _VERSION_HEADERS = (FLWR_PACKAGE_NAME_METADATA_KEY, FLWR_PACKAGE_VERSION_METADAT
 BEAT_EVERY, _INTERVAL = 10.0, 15.0  # seconds; the server takes a client for gone after twice the interval
 _ARRIVAL = 30.0  # seconds that the pieces of a letter may take: a server that died while sending never will complete it
 _BUSY = (502, 503, 504)
+RUN_OVER = 2007  # Flower's code for it; its own table of codes brings a web server along
 _PATIENCE = 60.0  # seconds that an answer which is made already may take to be sent
 Answer = TypeVar("Answer")
 
@@ -246,7 +246,7 @@ def reason(error: BaseException, node: Node) -> tuple[str, bool]:
             return told, True
     if isinstance(error, httpx.HTTPStatusError):
         status = error.response.status_code
-        if status == 403 and _told(error, "code") == ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED:
+        if status == 403 and _told(error, "code") == RUN_OVER:
             return "the run that an answer was for has ended", False
         if status in (401, 403, 413):
             return f"the server sends this client away: {_told(error, 'detail') or UNKNOWN_KEY}", True
