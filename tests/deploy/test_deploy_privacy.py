@@ -135,7 +135,7 @@ def test_what_is_refused_in_a_simulation_is_refused_before_anything_is_sent(tmp_
 def test_a_private_run_does_not_go_back(tmp_path: Path, dp: dict[str, Any]) -> None:
     """With the noise of a round that devices have, the sum of other clients would be told: the difference is bare."""
     project = create_from_scenario(tmp_path / "fed", scenario(), Address())
-    spec: dict[str, Any] = {"run": "r", "method": "fedavg", "rounds": 2, "seed": 0, "dp": dp}
+    spec: dict[str, Any] = {"run": "r", "method": "fedavg", "rounds": 2, "seed": 0, "dp": dp | {"noise": 1.0}}
     spec |= {"project": str(project.folder), "folder": str(project.runs / "r")}
     lead(project, spec, LocalPost(project))
     records = RemoteRunFolder(spec["folder"])
