@@ -21,6 +21,6 @@ def test_another_metric_has_no_per_cent_and_nobody_measured_has_no_score() -> No
     metric = {"name": "rmse", "higher_is_better": False, "percent": False}
     scores = {"rmse_mean": 53.21, "rmse_std": 2.0, "rmse_worst_decile": 57.0}
     assert what_came({**SUMMARY, "metric": metric, **scores}, []) == [
-        "received rmse on test data: 53.21 ± 2 over 4 clients, worst decile 57"
+        "received rmse on test data: 53.21 ± 2.00 over 4 clients, worst decile 57"
     ]
     assert what_came({**SUMMARY, "clients_measured": 0}, []) == ["received accuracy on test data: none"]

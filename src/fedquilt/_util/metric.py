@@ -57,6 +57,17 @@ class Metric:
         text = f"{value:+.4g}" if sign else f"{value:.4g}"
         return text if "e" not in text or abs(value) < 1e-3 else f"{value:{'+' if sign else ''},.0f}"
 
+    def around(self, mean: float, deviation: float, wide: int = 0) -> str:
+        """A mean and how far scores are from it, to as many places; without the unit.
+
+        >>> Metric("rmse").around(1.9704, 0.23718), ACCURACY.around(0.8, 0.0651)
+        ('1.97 ± 0.24', '80.0 ± 6.5')
+        """
+        shown, spread = self.show(mean), self.show(deviation)
+        if not self.percent and "e" not in shown and "," not in shown:
+            spread = f"{deviation:.{len(shown.partition('.')[2])}f}"
+        return f"{shown} ± {spread:>{wide}}"
+
     def gain(self, score: float, bar: float) -> float:
         """How much better a score is than another: above 0 whichever way is better."""
         return score - bar if self.higher else bar - score

@@ -121,7 +121,7 @@ def tried_table(tried: Sequence[Tried], metric: Metric) -> Table:
     for heading in ("method", "settings tried", f"validation {metric.heading}"):
         table.add_column(heading, justify="right" if heading.startswith("validation") else "left")
     for one in tried:
-        score = metric.show(one.score) + ("" if one.deviation is None else f" ± {metric.show(one.deviation)}")
+        score = metric.show(one.score) if one.deviation is None else metric.around(one.score, one.deviation)
         table.add_row(one.method, one.settings, score, style="bold" if one.chosen else "")
     return table
 

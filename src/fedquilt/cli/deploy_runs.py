@@ -115,9 +115,9 @@ def what_came(summary: Mapping[str, Any], fallen: Sequence[str]) -> list[str]:
     metric = metric_of(summary)
     mean, spread, worst = (summary.get(f"{metric.name}_{what}") for what in ("mean", "std", "worst_decile"))
     told = f"{summary['readout']} {metric.name} on {summary['split']} data: "
-    if mean is None:
+    if mean is None or spread is None:
         return [f"{told}none"]
-    told += f"{metric.show(mean)} ± {metric.show(spread)}{metric.unit} over {summary['clients_measured']} clients"
+    told += f"{metric.around(mean, spread)}{metric.unit} over {summary['clients_measured']} clients"
     more = [in_short(fallen), str(summary.get("trouble", ""))]
     return [f"{told}, worst decile {metric.show(worst)}{metric.unit}", *filter(None, more)]
 

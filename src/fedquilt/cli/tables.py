@@ -36,7 +36,7 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
     best = (max if metric.higher else min)(known, default=None)
     for s in summaries:
         score = s[f"{key}_mean"]
-        shown = "–" if score is None else f"{metric.show(score)} ± {metric.show(s[f'{key}_std']):>4}"
+        shown = "–" if score is None else metric.around(score, s[f"{key}_std"], wide=4)
         cells = [s["method"], shown, metric.show(s.get(f"{key}_worst_decile"))]
         if with_gain:
             of_all = s.get("share_gaining")

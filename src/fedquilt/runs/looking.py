@@ -33,7 +33,7 @@ def in_words(summary: Mapping[str, Any]) -> str:
         lines.append(f"nothing was measured on {s['split']} data")
     else:
         lines.append(
-            f"{key} {metric.show(s[f'{key}_mean'])} ± {metric.show(s[f'{key}_std'])}{unit} on {s['split']} data, "
+            f"{key} {metric.around(s[f'{key}_mean'], s[f'{key}_std'])}{unit} on {s['split']} data, "
             f"read-out '{s['readout']}' (mean ± standard deviation over clients; worst decile "
             f"{metric.show(s[f'{key}_worst_decile'])}{'' if metric.higher else '; lower is better'})"
         )
