@@ -183,7 +183,9 @@ def test_one_process_serves_many_clients_and_a_newcomer_joins(machines: Machines
 def test_a_closed_terminal_leaves_one_leader_and_the_simulations_numbers(machines: Machines) -> None:
     project = machines.project
     # Forty rounds still go on when the second leader has started, on a slow machine too.
+    kept = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the command would ignore it
     follower = machines.run("digits", "fedper", "--rounds", "40")
+    signal.signal(signal.SIGHUP, kept)
     wait(lambda: list(project.runs.glob("*fedper*/letters.jsonl")), 120)
     wait(lambda: len(lines(next(project.runs.glob("*fedper*/letters.jsonl")))) >= 2, 60)
     follower.send_signal(signal.SIGHUP)
