@@ -54,7 +54,7 @@ _VERSION_HEADERS = (FLWR_PACKAGE_NAME_METADATA_KEY, FLWR_PACKAGE_VERSION_METADAT
 BEAT_EVERY, _INTERVAL = 10.0, 15.0  # seconds; the server takes a client for gone after twice the interval
 _ARRIVAL = 30.0  # seconds that the pieces of a letter may take: a server that died while sending never will complete it
 _BUSY = (502, 503, 504)
-RUN_OVER = 2007  # Flower's code for it; its own table of codes brings a web server along
+RUN_OVER = 2007  # what Flower says to an answer whose run has ended; its table of such codes brings a web server along
 _PATIENCE = 60.0  # seconds that an answer which is made already may take to be sent
 Answer = TypeVar("Answer")
 
