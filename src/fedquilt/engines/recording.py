@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedquilt.engines.simplify import simplified
 from fedquilt.engines.stackability import python_state
 from fedquilt.layers.draws import in_one_operation
 
@@ -48,16 +49,15 @@ def recorded(program: Program, module: nn.Module, arguments: tuple[Any, ...], co
     try:
         # Or what models draw would depend on when a step was traced.
         with torch.random.fork_rng(devices=[]), in_one_operation() if compiled else nullcontext():
-            traced: Program = make_fx(of_tensors)(*tensors)
+            traced = make_fx(of_tensors)(*tensors)
         if python_state(module) != before:
             warnings.warn(DECIDES.format(done), RuntimeWarning, stacklevel=3)
             return program
-        if compiled:
-            traced = _compiled(traced, tensors)
+        program_of_tensors = _compiled(traced, tensors) if compiled else simplified(traced)
     except Exception as error:  # recording is only a way to be faster
         warnings.warn(f"a step could not be {done} and runs as it is: {error}", RuntimeWarning, stacklevel=3)
         return program
-    return lambda *now: _filled(returned[-1], traced(*_laid_out(now, compiled)))
+    return lambda *now: _filled(returned[-1], program_of_tensors(*_laid_out(now, compiled)))
 
 
 def _laid_out(arguments: tuple[Any, ...], compiled: bool) -> list[Tensor]:
