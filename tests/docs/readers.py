@@ -75,6 +75,8 @@ def _serve() -> None:
 
     for name in ("run", "methods", "scenarios"):
         getattr(fedquilt, name)  # imports what it needs, PyTorch among it
+    import torch._dynamo  # noqa: F401  # takes a second, and the first step of a stack imports it
+
     for line in sys.stdin:
         code, folder = json.loads(line)
         status = _reader(code, folder)

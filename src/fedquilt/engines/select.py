@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -25,7 +25,7 @@ _KINDS: tuple[type[Engine], ...] = (Vectorised, Compiled, ParallelStacks, Parall
 ENGINES = {engine.name: engine for engine in _KINDS}
 _MIXES = "it mixes the samples of a batch, by a norm or a mean of its own, and clients have unlike numbers of them"
 _TRIAL_BATCHES = 4
-_NOT_WORTH_A_TRIAL = 1.0  # seconds of training in a whole run: trying the engines takes about as long
+_NOT_WORTH_A_TRIAL = 3.0  # seconds of a processor that a whole run would take by steps that are not recorded
 _HERE = 0.35  # so much slower are stacks in the user's own process, where freed memory may not be kept
 _WAKING = 0.005  # seconds a round that workers lose while threads of the last merge still spin on their cores
 _FILLS_A_GPU = 2**28  # bytes that a client takes while it trains; stacks of bigger ones may be slower than one by one
@@ -147,7 +147,8 @@ def _soon_done(recipe: TrainingSpec, rows: Tensor, extras: Mapping[str, Tensor],
     """Whether stacks train a whole run sooner than other engines could be tried, as far as single steps tell."""
     training = recipe.training
     try:
-        a_step = _seconds(Vectorised(_shortened(recipe, 1)), _job_of(recipe, rows, extras, few), repeats=1)
+        step, job = Vectorised(_shortened(recipe, 1)), _job_of(recipe, rows, extras, few)
+        a_step = _seconds(step, job, repeats=1, clock=time.process_time)  # whoever else is at work here is not counted
     except Exception:  # a model that cannot be stacked: that is said where the engines are tried
         return False
     return a_step * len(rows) * _batches(recipe) * training.rounds < _NOT_WORTH_A_TRIAL
@@ -166,18 +167,20 @@ def _shortened(recipe: TrainingSpec, batches: int) -> TrainingSpec:
     return replace(recipe, samples=samples, training=replace(recipe.training, epochs=1))
 
 
-def _seconds(engine: Engine, job: TrainingJob, repeats: int) -> float:
+def _seconds(
+    engine: Engine, job: TrainingJob, repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> float:  # fmt: skip
     """The time a client takes in the best of some runs; one more comes first and only warms up."""
     rows = common_zeros(tuple(job.rows.shape)).to(job.rows.device)  # on a CPU where clients rest in a federation too
     best = math.inf
     try:
         for run in range(repeats + 1):
             rows.copy_(job.rows)
-            start = time.perf_counter()
+            start = clock()
             engine.train(replace(job, rows=rows))
             if captures(rows.device):
                 torch.cuda.synchronize(rows.device)
-            best = min(best, time.perf_counter() - start) if run else best
+            best = min(best, clock() - start) if run else best
         return best / len(job.members)
     finally:
         engine.close()
