@@ -90,6 +90,13 @@ def test_what_is_drawn_is_drawn_anew() -> None:
     assert program(torch.zeros(3)).tolist() != program(torch.zeros(3)).tolist()
 
 
+def test_constants_lie_where_what_they_are_like_does() -> None:
+    elsewhere = torch.zeros(3, device="meta")
+    program = simplified(make_fx(lambda x: x + torch.ones_like(x))(elsewhere))
+    assert operations(program) == 1
+    assert program(elsewhere).device == elsewhere.device
+
+
 def test_a_run_has_the_bits_of_one_whose_steps_are_only_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def models() -> list[dict[str, Tensor]]:
         scenario = fq.scenarios.build("digits", clients=6)

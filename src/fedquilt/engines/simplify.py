@@ -83,8 +83,8 @@ def _constant(node: fx.Node, known: dict[fx.Node, Any]) -> Tensor | None:
         return None
     values = dict(known)
     if does in _OF_SHAPES and isinstance(source := node.args[0], fx.Node):
-        meta = source.meta["tensor_meta"]
-        values[source] = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
+        like = source.meta["val"]
+        values[source] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
     if any(source not in values for source in node.all_input_nodes):
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
