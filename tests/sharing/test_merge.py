@@ -335,6 +335,20 @@ def test_refusals() -> None:
         merge_unit(MixedUnit([[1.0]]), [(torch.tensor([0]), column(1))], median)
 
 
+@pytest.mark.parametrize("rule", [*RULES, *WITH_CONTEXT], ids=str)
+def test_nothing_is_asked_of_another_device_nor_mixed_with_it(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: tensors without numbers take its place. They refuse to be read, and to meet those of a CPU."""
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: tensor.device.type == "meta"))
+    unit = UnitPlan(torch.randint(-1, 30, (200,)), torch.rand(200), torch.rand(200))
+    values, ids = torch.empty(150, 3000, device="meta"), torch.arange(150, device="meta")
+    held, known = torch.empty(unit.count, 3000, device="meta"), torch.empty(unit.count, dtype=torch.bool, device="meta")
+    context = MergeContext(held, known, 5, torch.rand(200) < 0.2)
+    found = merge_unit(unit, [(ids, values)], rule, context)
+    with columns.share_of_columns([0, 1000, 3000], lambda found: found[0] + found[1]):  # as among several GPUs
+        shared = merge_unit(unit, [(ids, values)], rule, context)
+    assert {each.device.type for each in (*found, *shared)} == {"meta"}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("rule", [*RULES, *WITH_CONTEXT], ids=str)
