@@ -46,3 +46,4 @@ EXTRAS = {
 }
 
 collect_ignore_glob = [pattern for package, pattern in EXTRAS.items() if find_spec(package) is None]
+collect_ignore_glob += ["tests/core/interpreted_kernels.py"]  # run by itself, by a test

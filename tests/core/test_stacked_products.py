@@ -1,10 +1,14 @@
-"""Products of a stack by kernels of our own: on a CPU what they are to compute, in stacks, derived once and twice; on a
-GPU the kernels themselves beside double precision.
+"""Products of a stack by kernels of our own: on a CPU what they are to compute, in stacks, derived once and twice, and
+where Triton is the kernels as it interprets them; on a GPU the kernels themselves beside double precision.
 """
 
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +80,15 @@ def test_a_stack_of_convolutions_and_its_gradients_twice(shape: tuple[Any, ...])
     compare(shape, "cpu", 1e-5)
 
 
+def test_kernels_as_triton_interprets_them_on_a_cpu() -> None:
+    pytest.importorskip("triton")
+    script = Path(__file__).with_name("interpreted_kernels.py")
+    where = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=where)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["convolutions", "products", "steps", "pieces"]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("precision", "most"), [("ieee", 1e-5), ("tf32", 5e-3)])
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=gpu)])
@@ -116,6 +129,7 @@ def test_each_samples_product_with_a_matrix_that_all_share(device: str) -> None:
 @pytest.mark.parametrize(("few", "inner", "made"), [(16, 300, 70), (5, 1000, 33), (64, 128, 600), (1, 4096, 64)])
 def test_few_rows_times_a_large_matrix(device: str, few: int, inner: int, made: int) -> None:
     """At the precision of float32, also where its halves are added up by more than one program."""
+    assert device == "cpu" or stacked_products.there()  # asked before anything is differentiated, as engines do
     rows, matrix = torch.randn(3, few, inner), torch.randn(3, made, inner)
 
     def both(rows: Tensor, matrix: Tensor) -> tuple[Tensor, ...]:
