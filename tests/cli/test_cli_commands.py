@@ -22,6 +22,7 @@ from rich.console import Console
 
 from fedquilt.cli import main, output
 from fedquilt.cli.interrupt import patient_ctrl_c
+from fedquilt.report.page_content import page_data
 
 SMALL = ("--engine", "sequential", "--device", "cpu", "--set", "clients=8", "epochs=1")
 Said = tuple[int, str, str]
@@ -219,6 +220,15 @@ def test_a_run_is_kept_and_reported(say: Say) -> None:
     code, out, _ = say("report", str(folder), "--out", "page.html")
     assert code == 0
     assert Path("page.html").stat().st_size > 10_000
+
+
+def test_where_auto_splits_nothing_the_terminal_and_the_page_say_why_and_what_to_ask_next(say: Say) -> None:
+    code, out, _ = say("run", "digits", "auto", "--rounds", "1", "--no-alone", *SMALL)
+    assert code == 0
+    (folder,) = Path("runs").iterdir()
+    ((quilt,),) = (scenario["quilts"] for scenario in page_data([folder])["scenarios"])
+    for said in (" ".join(out.split()), quilt["unsplit"]):
+        assert "Nothing was split: the run was too short to look. fedquilt advise says" in said
 
 
 def test_a_folder_in_use_is_left_alone(say: Say) -> None:

@@ -9,10 +9,12 @@ SUMMARY = {"readout": "received", "split": "test", "clients_measured": 4}
 
 def test_what_went_wrong_is_said_with_the_score() -> None:
     scores = {"accuracy_mean": 0.126, "accuracy_std": 0.004, "accuracy_worst_decile": 0.12}
-    said = what_came({**SUMMARY, **scores, "trouble": "Nothing was learnt."}, ["a fell", "b fell"])
+    why = {"nothing_split": "Nothing was split.", "trouble": "Nothing was learnt."}
+    said = what_came({**SUMMARY, **scores, **why}, ["a fell", "b fell"])
     assert said == [
         "received accuracy on test data: 12.6 ± 0.4 % over 4 clients, worst decile 12.0 %",
         "Look at: a fell; b fell.",
+        "Nothing was split.",
         "Nothing was learnt.",
     ]
 

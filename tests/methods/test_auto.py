@@ -31,16 +31,20 @@ def run(scenario: fq.Scenario, method: fq.Method | None = None, engine: str = "v
     return fq.run(scenario, method or Auto(), alone=False, engine=engine, device="cpu", evaluate_every=rounds)
 
 
-def rand(result: fq.Run, unit: str, truth: Tensor) -> float:
+def rand(of: fq.Plan, unit: str, truth: Tensor) -> float:
     """How well a unit's circles agree with the truth, each private client a circle of its own."""
-    plan = result.plan[unit]
+    plan = of[unit]
     assert isinstance(plan, fq.UnitPlan)
     circle = torch.where(plan.circle < 0, -1 - torch.arange(len(plan.circle)), plan.circle)
     return adjusted_rand(circle, truth)
 
 
+def best_of(plan: fq.Plan, truth: Tensor) -> float:
+    return max(rand(plan, unit, truth) for unit in plan.units)
+
+
 def best_rand(result: fq.Run, truth: Tensor) -> float:
-    return max(rand(result, unit, truth) for unit in result.plan.units)
+    return best_of(result.plan, truth)
 
 
 def split(result: fq.Run) -> list[str]:
@@ -63,8 +67,9 @@ def test_groups_that_give_digits_other_names_are_found_and_gain() -> None:
 
 
 @pytest.mark.parametrize("kind", ["iid", "skewed"])
-def test_nothing_is_split_where_there_are_no_groups(kind: str) -> None:
-    scenario = planted(kind, rounds=16)
+@pytest.mark.parametrize(("share", "rounds"), [(1.0, 16), (0.25, 40)])
+def test_nothing_is_split_where_there_are_no_groups(kind: str, share: float, rounds: int) -> None:
+    scenario = planted(kind, share=share, rounds=rounds)
     result = run(scenario)
     assert split(result) == [], result.summary["decisions"]
     averaged = run(scenario, FedAvg())
@@ -74,7 +79,7 @@ def test_nothing_is_split_where_there_are_no_groups(kind: str) -> None:
 def test_digits_renamed_is_parted_by_cohort() -> None:
     result = run(fq.scenarios.build("digits", seed=0, renamed=3))
     cohorts = torch.tensor([i // 2 % 4 for i in range(24)])
-    assert rand(result, "operation.2", cohorts) > 0.9
+    assert rand(result.plan, "operation.2", cohorts) > 0.9
 
 
 @pytest.mark.skipif("FEDQUILT_DATA" not in os.environ, reason="needs real data")
@@ -118,6 +123,13 @@ def test_what_all_share_alone_would_be_worse_for_some() -> None:
 
 def test_half_of_the_clients_in_a_round() -> None:
     assert best_rand(run(planted(share=0.5, rounds=40)), THREE) > 0.9
+
+
+def test_a_quarter_of_the_clients_in_a_round() -> None:
+    scenario = planted(share=0.25, seed=11, rounds=40)
+    found = fq.run(scenario, Auto(), alone=False, engine="vectorised", device="cpu", evaluate_every=40, seed=11)
+    assert best_rand(found, THREE) > 0.9, found.summary["decisions"]
+    assert found.summary["looking_cost"] * 0.4 <= 0.1  # of 100 such rounds; these are 40
 
 
 def test_very_unlike_sizes() -> None:
@@ -170,24 +182,46 @@ def test_a_newcomer_is_offered_patches_and_takes_that_of_its_group(tmp_path: Pat
     )
     assert best_rand(before, THREE) > 0.9
     joined_ = fq.onboard(tmp_path / "run", scenario.clients[-1], visits=1, scenario=others)
-    parted = [unit for unit in split(before) if rand(before, unit, THREE) > 0.9]
+    parted = [unit for unit in split(before) if rand(before.plan, unit, THREE) > 0.9]
     for unit in parted:
         assert set(joined_.circles[unit]) == {f"c{i}" for i in range(15) if i % 3 == 1}
 
 
 def test_a_client_that_says_that_its_data_changed_moves_to_where_it_fits() -> None:
     scenario = planted(rounds=34)
-    mover = scenario.clients[0]
-    back = np.argsort(called(0, 0))  # from group 0's names to the digits, and on to group 1's names
-    other = torch.tensor(called(1, 0)[back])
-    now = fq.Client(
-        mover.name, mover.model, (mover.train.x, mover.train.y), (mover.validation.x, mover.validation.y),
-        (mover.test.x, mover.test.y), mover.traits, changes={27: Change(train=(mover.train.x, other[mover.train.y]))},
-    )  # fmt: skip
+    now = drifting(scenario.clients[0], 27, 0)
     result = run(replace(scenario, clients=(now, *scenario.clients[1:])))
     truth = THREE.clone()
     truth[0] = 1
     assert best_rand(result, truth) > 0.9, result.summary["decisions"]
+
+
+@pytest.mark.parametrize(("share", "rounds", "at", "until"), [(1.0, 24, 20, 20), (0.25, 90, 30, 44)])
+def test_a_group_that_drifts_wears_the_patch_of_those_it_is_like_now_once_each_has_taken_part(
+    share: float, rounds: int, at: int, until: int
+) -> None:
+    scenario = planted(seed=11, share=share, rounds=rounds)
+    clients = [drifting(c, at, 11) if i % 3 == 0 else c for i, c in enumerate(scenario.clients)]
+    federation = Federation(
+        replace(scenario, clients=tuple(clients)), Auto(), device="cpu", engine="vectorised", readouts=(), seed=11
+    )
+    groups, taken_part = THREE.clone(), set[int]()
+    while federation.round < until:
+        taken_part.update(federation.step(evaluate=False).participants)
+        if federation.round == at - 1:
+            assert best_of(federation.server.plan, groups) > 0.9
+            taken_part.clear()
+        elif federation.round >= at:
+            groups[[i for i in taken_part if i % 3 == 0]] = 1
+            assert best_of(federation.server.plan, groups) > 0.9
+    assert set(groups.tolist()) == {1, 2}
+
+
+def drifting(client: fq.Client, at: int, seed: int) -> fq.Client:
+    """A client of group 0 that gives its training samples the names of group 1 from a round on."""
+    other = torch.tensor(called(1, seed)[np.argsort(called(0, seed))])
+    change = Change(train=(client.train.x, other[client.train.y]))
+    return fq.Client(client.name, client.model, client.train, client.validation, client.test, changes={at: change})
 
 
 # --- what it costs, says and promises ---------------------------------------------------------------------------------
@@ -229,6 +263,18 @@ def test_a_run_says_why() -> None:
     said = result.summary["decisions"]
     assert any("circles by" in each and "standard errors" in each and "would cost" in each for each in said)
     json.dumps(result.summary)
+    assert "nothing_split" not in result.summary
+
+
+@pytest.mark.parametrize(
+    ("rounds", "why"), [(2, "too short to look"), (16, "never worse by more than its error, 3 standard errors")]
+)
+def test_a_run_that_splits_nothing_says_why_and_what_to_ask_next(rounds: int, why: str) -> None:
+    result = run(planted("iid", rounds=rounds))
+    assert result.summary["changes"] == []
+    assert why in result.summary["nothing_split"]
+    assert "fedquilt advise" in result.summary["nothing_split"]
+    assert result.summary["nothing_split"] in str(result)
 
 
 def test_a_look_leaves_a_client_as_it_was() -> None:

@@ -17,7 +17,7 @@ from fedquilt.methods.auto import Auto
 from fedquilt.methods.ballots import BALLOT, ballot
 from fedquilt.methods.candidates import measured, values_of
 from fedquilt.methods.decisions import by_ballot, in_words
-from fedquilt.methods.hypotheses import enough, groups, joined, nothing_seen, tidy, with_look
+from fedquilt.methods.hypotheses import enough, groups, joined, seen_in, tidy
 from fedquilt.methods.patches import patches_of
 from fedquilt.sharing.evidence import Gain
 from fedquilt.sharing.sketch import sketch
@@ -30,9 +30,9 @@ def test_sketches_keep_inner_products_in_the_mean() -> None:
     assert sum(found) / 200 == pytest.approx(float(one @ (one + other)), rel=0.05)
 
 
-def test_only_clients_of_one_circle_and_round_are_compared() -> None:
+def test_only_clients_of_one_circle_are_compared() -> None:
     circle = torch.tensor([0, 0, 1, 1])
-    seen = with_look(nothing_seen(4), circle, torch.tensor([0, 1, 2]), torch.ones(3, 2), torch.zeros(3, 2))
+    seen = seen_in([(torch.tensor([0, 1, 2]), torch.ones(3, 2), torch.zeros(3, 2))], circle)
     assert seen["pairs"].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
     assert not enough(seen, circle)
     assert groups(seen, circle, torch.ones(4), 0.3).tolist() == [0, 0, 1, 1]
@@ -43,18 +43,37 @@ def test_whoever_was_not_seen_is_no_reason_to_part_and_waits_by_itself_where_oth
     for apart, expected in ((0.0, [0, 0, 0, 0, 0, 0]), (9.0, [0, 1, 0, 1, 2, 2])):
         middle = apart * torch.tensor([[1.0], [-1.0]]).repeat(2, 8)
         one, other = (middle + torch.randn(4, 8, generator=rng) for _ in range(2))
-        seen = with_look(nothing_seen(6), torch.zeros(6, dtype=torch.int64), torch.arange(4), one, other)
+        seen = seen_in([(torch.arange(4), one, other)], torch.zeros(6, dtype=torch.int64))
         assert groups(seen, torch.zeros(6, dtype=torch.int64), torch.ones(6), 0.3).tolist() == expected
+
+
+def test_the_rounds_of_a_look_are_one_and_who_was_heard_twice_counts_with_the_mean() -> None:
+    first, second = torch.tensor([[1.0], [3.0]]), torch.tensor([[5.0], [4.0], [9.0]])
+    visits = [(torch.tensor([0, 1]), first, 2 * first), (torch.tensor([1, 2, 3]), second, 2 * second)]
+    seen = seen_in(visits, torch.tensor([0, 0, 0, -1]))
+    assert seen["times"].tolist() == [1, 1, 1, 0]
+    assert seen["pairs"].sum() == 9  # 0 and 2, which were never heard together, too
+    means = torch.tensor([1.0, 4.0, 4.0]).double()  # of the first half; on the other they are twice that
+    expected = (1.5 * means).outer(1.5 * means).diagonal_scatter(2 * means**2)
+    assert torch.allclose(seen["products"][:3, :3], expected)
+    assert torch.allclose(seen["noise"][:3], means**2 / 4)
+
+
+def test_one_that_measured_nothing_finite_spoils_nobody_elses_evidence() -> None:
+    one = torch.tensor([[1.0], [torch.nan], [2.0]])
+    seen = seen_in([(torch.arange(3), one, one)], torch.zeros(3, dtype=torch.int64))
+    assert seen["products"].tolist() == [[1, 0, 2], [0, 0, 0], [2, 0, 4]]
 
 
 def test_whoever_was_not_seen_waits_for_a_place_when_its_circle_parts() -> None:
     federation = Federation(planted(clients=6), Auto(), engine="sequential", device="cpu", readouts=())
     state, head = Auto().begin(federation.server.roster), list(federation.server.roster.units)[-1]
-    seen = nothing_seen(6) | {"times": torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])}
+    seen = seen_in([], torch.zeros(6)) | {"times": torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])}
     for changed in (False, True):
         made: list[dict[str, Any]] = [{"changed": changed}]
-        after, _ = Auto()._adopt(head, torch.tensor([0, 0, 0, 1, 1, 2]), made, state | {"seen": {head: seen}})
+        after, _ = Auto()._adopt(head, torch.tensor([0, 0, 1, 1, 1, 2]), made, state | {"seen": {head: seen}})
         assert after["waiting"].tolist() == [False] * 5 + [changed]
+        assert after["circle"][head].tolist() == ([0, 0, 1, 1, 1, 1] if changed else [0] * 6)  # with most until then
     federation.close()
 
 
@@ -82,9 +101,27 @@ def test_the_candidate_of_a_circle_is_the_mean_of_its_members_by_their_samples()
     size = int(roster.sizes()[head][0])
     copies = torch.arange(4.0)[:, None].expand(4, size)
     sent = Update(1, (0, 1, 2, 3), (UnitValues((head,), (size,), torch.arange(4), copies),), {})
-    asked = values_of(torch.tensor([[0, 0, 1, 1]]), head, Updates(1, (sent,)), roster)
+    asked = values_of(torch.tensor([[0, 0, 1, 1]]), head, Updates(1, (sent,)), roster, {})
     (table,) = asked["values"].values()
     assert table[asked["rows"][0], 0].tolist() == pytest.approx([2 / 3, 2 / 3, 8 / 3, 8 / 3])  # 30 and 60 samples
+    federation.close()
+
+
+def test_a_candidate_circle_of_which_nobody_was_heard_keeps_its_value() -> None:
+    federation = Federation(planted(clients=4), Auto(), engine="sequential", device="cpu")
+    roster = federation.server.roster
+    head = list(roster.units)[-1]
+    size, asked = int(roster.sizes()[head][0]), dict[str, Any]()
+    found = []
+    for ids, copies in (((0, 1), [1.0, 3.0]), ((1, 2), [5.0, 7.0]), ((0,), [9.0])):
+        values = UnitValues(
+            (head,), (size,), torch.arange(len(ids)), torch.tensor(copies)[:, None].expand(len(ids), size)
+        )
+        updates = Updates(1, (Update(1, ids, (values,), {}),))
+        asked = values_of(torch.tensor([[0, 0, 1, -1]]), head, updates, roster, asked)
+        (table,) = asked["values"].values()
+        found.append(table[asked["rows"][0], 0].tolist())
+    assert found == [[2, 2, 2, 2], [5, 5, 7, 2], [9, 9, 7, 2]]  # at first the mean of all
     federation.close()
 
 
@@ -226,7 +263,7 @@ def test_a_client_with_a_place_leaves_it_for_a_gain_that_is_sure_and_is_one() ->
     federation.close()
 
 
-def test_whether_a_patch_fits_is_asked_until_nearly_all_have_answered() -> None:
+def test_whether_a_patch_fits_is_asked_until_all_have_answered_and_waited_for_until_nearly_all_have() -> None:
     federation = Federation(planted(clients=8), Auto(), engine="sequential", device="cpu")
     roster, method = federation.server.roster, Auto()
     head = list(roster.units)[-1]
@@ -234,11 +271,12 @@ def test_whether_a_patch_fits_is_asked_until_nearly_all_have_answered() -> None:
     state["circle"][head] = torch.arange(8) % 2
     state = method.enrol(state, roster, roster, Updates(0, ()))  # nothing declared has changed: data have
     asked = []
-    for round_, ids in enumerate(((0, 1, 2, 3), (2, 3, 4), (5, 6)), 1):
+    for round_, ids in enumerate(((0, 1, 2, 3), (2, 3, 4), (5, 6), (0, 7)), 1):
         asked.append(method.plan(state, roster).offered[head].nonzero()[:, 0].tolist())
         fits = torch.zeros(len(ids), 3, dtype=torch.float64)
         state = method.learn(state, Updates(round_, (Update(round_, ids, (), {"fits": fits, "errors": fits}),)), roster)
-    assert asked == [list(range(8)), [4, 5, 6, 7], [5, 6, 7]]
+        assert (state["doing"] == "fits") is (round_ < 3)
+    assert asked == [list(range(8)), [4, 5, 6, 7], [5, 6, 7], [7]]
     assert not method.plan(state, roster).offered
     federation.close()
 
@@ -273,7 +311,7 @@ def test_now_and_then_all_are_asked_whether_their_patch_fits() -> None:
     roster, method = federation.server.roster, Auto()
     for circle, asks in ((torch.arange(6) % 2, True), (torch.zeros(6, dtype=torch.int64), False)):
         state = method.begin(roster) | {"heard": 9.0, "round": 9, "doing": "looks", "tries": 5}
-        state |= {"seen": {unit: nothing_seen(6) for unit in roster.units}}  # nothing to propose
+        state |= {"visits": {unit: [] for unit in roster.units}}  # nothing to propose
         state["circle"] = dict.fromkeys(roster.units, circle)
         after = method.learn(state, Updates(10, (Update(10, tuple(range(6)), ()),)), roster)
         assert bool(method.plan(after, roster).offered) is asks  # where there is but one patch, nobody

@@ -118,7 +118,7 @@ def what_came(summary: Mapping[str, Any], fallen: Sequence[str]) -> list[str]:
     if mean is None or spread is None:
         return [f"{told}none"]
     told += f"{metric.around(mean, spread)}{metric.unit} over {summary['clients_measured']} clients"
-    more = [in_short(fallen), str(summary.get("trouble", ""))]
+    more = [in_short(fallen), *(str(summary.get(key, "")) for key in ("nothing_split", "trouble"))]
     return [f"{told}, worst decile {metric.show(worst)}{metric.unit}", *filter(None, more)]
 
 

@@ -212,8 +212,9 @@ def show(outcome: Outcome, quilt: bool) -> None:
     out.print(what_it_says(summary), style="dim")
     for told in other_tests(summary):
         out.print(f"{told[0].upper()}{told[1:]}.", style="dim")
-    if "compression" in summary:
-        out.print(summary["compression"], style="dim")
+    for key in ("nothing_split", "compression"):
+        if key in summary:
+            out.print(summary[key], style="dim")
     if "privacy" in summary:
         out.print(in_full(summary))
     if summary.get("alarms"):

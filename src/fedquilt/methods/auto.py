@@ -33,10 +33,10 @@ from fedquilt.interface.steps import Do, Install, Step, Train
 from fedquilt.methods import candidates, decisions
 from fedquilt.methods.ballots import BALLOT, CANDIDATES, LOOK, PATCH, ballot, fit, look
 from fedquilt.methods.candidates import backwards, measured, new_ballot, sketch_sizes, values_of, with_answers
-from fedquilt.methods.decisions import Decision, in_words
+from fedquilt.methods.decisions import Decision, in_words, nothing_split
 from fedquilt.methods.fedavg import circles_of_shape
-from fedquilt.methods.hypotheses import enough, hypotheses, nothing_seen, top_down, with_look
-from fedquilt.methods.patches import choose, cost_of, most_of, offers, patches_of, rows_of
+from fedquilt.methods.hypotheses import enough, hypotheses, seen_in, top_down
+from fedquilt.methods.patches import choose, cost_of, most_of, offers, patches_of, rows_of, with_most
 from fedquilt.sharing import PRIVATE, Plan, UnitPlan
 
 WAITS, LOOKS, VOTES, FITS = "waits", "looks", "votes", "fits"
@@ -91,6 +91,7 @@ class Auto(Method):
             "doing": WAITS,
             "due": max(2, math.ceil(roster.rounds / 10)),
             "fruitless": 0,  # looks in a row after which nothing was changed
+            "visits": {},  # by unit, what clients measured, round by round of a look
             "judged": torch.full((len(roster), 2), torch.inf),  # validation samples of either half, as far as is known
             "waiting": torch.zeros(len(roster), dtype=torch.bool),  # clients without a place that they chose
             "asked": torch.zeros(len(roster), dtype=torch.bool),  # those that have one, and are asked whether it fits
@@ -113,15 +114,14 @@ class Auto(Method):
             state = self._fitted(state, roster)
         due = state["doing"] == WAITS and state["due"] <= updates.round < _UNTIL * roster.rounds
         if due and self._affords(state, roster, self._cost({**state, "doing": LOOKS}, roster)):
-            seen = {unit: nothing_seen(len(roster)) for unit in roster.units}
-            state |= {"doing": LOOKS, "seen": seen, "tries": 0}
+            state |= {"doing": LOOKS, "visits": {unit: [] for unit in roster.units}, "tries": 0}
         return state
 
     def _rest(self, state: State, roster: Roster, found: bool) -> State:
         """Wait: some rounds after something was found, longer and longer where nothing was."""
         fruitless = 0 if found else state["fruitless"] + 1
         pause = max(1, roster.rounds // 20) * 2**fruitless
-        kept = {k: v for k, v in state.items() if k not in ("seen", "ballot", "queue", "tries")}
+        kept = {k: v for k, v in state.items() if k not in ("seen", "ballot", "queue", "tries")} | {"visits": {}}
         return kept | {"doing": WAITS, "due": state["round"] + pause, "fruitless": fruitless}
 
     def _affords(self, state: State, roster: Roster, cost: float) -> bool:
@@ -142,14 +142,16 @@ class Auto(Method):
     # --- looks -----------------------------------------------------------------------------------------------------
 
     def _looked(self, state: State, updates: Updates, roster: Roster) -> State:
-        seen = dict(state["seen"])
-        for unit in roster.units:
-            for ids, one, other in measured(unit, updates, roster, self.sketch):
-                seen[unit] = with_look(seen[unit], state["circle"][unit], ids, one, other)
-        state = {**state, "seen": seen, "tries": state["tries"] + 1}
-        if state["tries"] < _PATIENCE and not all(enough(seen[u], state["circle"][u]) for u in roster.units):
+        visits = {u: [*known, *measured(u, updates, roster, self.sketch)] for u, known in state["visits"].items()}
+        seen = {unit: seen_in(known, state["circle"][unit]) for unit, known in visits.items()}
+        state = {**state, "visits": visits, "tries": state["tries"] + 1}
+        if self._waits(state) and not all(enough(seen[u], state["circle"][u]) for u in roster.units):
             return state
-        return self._ask({**state, "queue": top_down(roster)}, updates, roster)
+        return self._ask({**state, "seen": seen, "visits": {}, "queue": top_down(roster)}, updates, roster)
+
+    def _waits(self, state: State) -> bool:
+        """Whether a look or a ballot may go on: until clients have taken part twice in the mean, or six rounds."""
+        return bool(state["tries"] < max(_PATIENCE, math.ceil(2 * state["round"] / state["heard"])))
 
     def _ask(self, state: State, updates: Updates, roster: Roster) -> State:
         """Put the next unit that has hypotheses to the vote, or decide at once where nobody could judge."""
@@ -163,7 +165,8 @@ class Auto(Method):
                 return self._rest(state, roster, found=True)
             judges = ~self._blind(unit, state, roster) & roster.has(unit)
             if options | back and bool(judges.any()):
-                options = dict(list(options.items())[: CANDIDATES - len(back)])
+                most = max(1, round(CANDIDATES * state["heard"] / state["round"]))  # where few take part, less is moved
+                options = dict(list(options.items())[: max(0, most - len(back))])
                 cost = len(options | back) * float(roster.sizes()[unit].float().mean())
                 if self._affords(state, roster, cost):
                     asked = new_ballot(unit, options, back, updates, roster)
@@ -179,10 +182,10 @@ class Auto(Method):
     def _voted(self, state: State, updates: Updates, roster: Roster) -> State:
         asked = with_answers(state["ballot"], updates)
         known = torch.where(asked["heard"][:, None], asked["judged"].to(state["judged"]), state["judged"])
-        unit, tries = asked["unit"], state["tries"] + 1
-        state = {**state, "ballot": asked, "tries": tries, "judged": known}
-        if tries < _PATIENCE and float(asked["heard"][roster.has(unit)].double().mean()) < 0.75:
-            return {**state, "ballot": asked | values_of(asked["circles"], unit, updates, roster)}
+        unit = asked["unit"]
+        state = {**state, "ballot": asked, "tries": state["tries"] + 1, "judged": known}
+        if self._waits(state) and float(asked["heard"][roster.has(unit)].double().mean()) < 0.75:
+            return {**state, "ballot": asked | values_of(asked["circles"], unit, updates, roster, asked)}
         how = (state["round"], self.sure, state["decisions"], self._blind(unit, state, roster))
         state, changed = self._adopt(unit, *decisions.by_ballot(asked, state["circle"][unit], *how), state)
         state, unjudged = self._decide_unjudged(unit, state, roster)
@@ -209,6 +212,7 @@ class Auto(Method):
         state = {**state, "decisions": [*state["decisions"], *made]}
         if changed:
             unseen = (state["seen"][unit]["times"] == 0) & (state["circle"][unit] != PRIVATE)
+            circle = with_most(circle, state["circle"][unit], unseen)
             state |= {"circle": {**state["circle"], unit: circle}, "waiting": state["waiting"] | unseen}
         return state, changed
 
@@ -220,11 +224,13 @@ class Auto(Method):
         return {**state, "doing": FITS, "asked": everybody, "fitted": state["round"], "tries": 0}
 
     def _fitted(self, state: State, roster: Roster) -> State:
-        """Go on asking until nearly all have answered."""
-        tries = state["tries"] + 1
-        if tries < _PATIENCE and float(state["asked"].double().mean()) > 0.25:
+        """Go on until nearly all have answered; whoever has a choice and has not is asked when it next takes part."""
+        tries, asked = state["tries"] + 1, state["asked"]
+        if tries < _PATIENCE and float(asked.double().mean()) > 0.25:
             return {**state, "tries": tries}
-        return self._rest({**state, "asked": torch.zeros_like(state["asked"])}, roster, found=True)
+        nobody = torch.zeros_like(asked)
+        choices = offers(state["circle"], nobody, asked, roster).values()
+        return self._rest({**state, "asked": torch.stack([nobody, *choices]).any(0)}, roster, found=True)
 
     def _move(self, state: State, updates: Updates, roster: Roster) -> State:
         """Clients that were offered patches take the one that fits best; those with a place only for a clear gain."""
@@ -280,8 +286,12 @@ class Auto(Method):
     def describe(self, state: State, plan: Plan, roster: Roster) -> Mapping[str, Any]:
         """Each decision in a sentence, and what was tried and left."""
         size = sum(float(sizes.float().mean()) for sizes in roster.sizes().values())
+        made = state["decisions"]
+        changes = [in_words(decision) for decision in made if decision["changed"]]
+        why = {} if changes else {"nothing_split": nothing_split(made, self.sure, looked=state["spent"] > 0)}
         return {
-            "decisions": [in_words(decision) for decision in state["decisions"]],
-            "changes": [in_words(decision) for decision in state["decisions"] if decision["changed"]],
+            "decisions": [in_words(decision) for decision in made],
+            "changes": changes,
+            **why,
             "looking_cost": state["spent"] / (2 * size * max(1.0, state["heard"])),
         }

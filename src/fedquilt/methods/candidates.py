@@ -38,7 +38,7 @@ def measured(unit: str, updates: Updates, roster: Roster, size: int) -> list[tup
         if "half-0" in up.reports and unit in units:
             widths = {u: sketched(size, trained[u][up.ids[0]]) for u in units}
             start = sum(widths[u] for u in list(units)[: list(units).index(unit)])
-            one, other = (up.reports[f"half-{which}"][:, start : start + widths[unit]] for which in (0, 1))
+            one, other = (up.reports[f"half-{which}"][:, start : start + widths[unit]].cpu() for which in (0, 1))
             found.setdefault(widths[unit], []).append((torch.tensor(up.ids), one, other))
     return [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in found.values()]  # type: ignore[misc]
 
@@ -72,7 +72,7 @@ def new_ballot(
         "losses": torch.zeros(clients, 2, candidates, dtype=torch.float64),
         "judged": torch.zeros(clients, 2, dtype=torch.float64),
         "heard": torch.zeros(clients, dtype=torch.bool),
-    } | values_of(circles, unit, updates, roster)
+    } | values_of(circles, unit, updates, roster, {})
 
 
 def with_answers(ballot: Mapping[str, Any], updates: Updates) -> dict[str, Any]:
@@ -87,30 +87,33 @@ def with_answers(ballot: Mapping[str, Any], updates: Updates) -> dict[str, Any]:
     return asked
 
 
-def values_of(circles: Tensor, unit: str, updates: Updates, roster: Roster) -> dict[str, Any]:
+def values_of(
+    circles: Tensor, unit: str, updates: Updates, roster: Roster, before: Mapping[str, Any]
+) -> dict[str, Any]:
     """The values of candidate circles (H, K), merged from what was just sent.
 
-    Of each shape a table, and for each hypothesis and client its row there, (H, K); where nobody of a circle was heard,
-    that is the mean of all.
+    Of each shape a table, and for each hypothesis and client its row there, (H, K). A circle of which nobody was heard
+    keeps the value that it had `before`, as it would if it were one; at first, that is the mean of all.
     """
     shapes, samples = circles_of_shape(roster, unit), roster.samples
-    rows, values = torch.zeros_like(circles), {}
+    rows, values = before.get("rows", torch.zeros_like(circles)).clone(), dict(before.get("values", {}))
     parts: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for ids, copies in updates.parts(unit):
         parts.setdefault(int(shapes[ids[0]]), []).append((ids, copies))
     for shape, sent in parts.items():
         ids, copies = torch.cat([who for who, _ in sent]), torch.cat([value for _, value in sent])
         everybody = mean(copies, torch.zeros_like(ids).to(copies.device), samples[ids].to(copies.device), 1).value
-        table, here = [everybody.float().cpu()], shapes == shape
+        table, heard, here = list[Tensor](), list[Tensor](), shapes == shape
         for h, circle in enumerate(circles):
             alone = torch.where(circle == PRIVATE, -2 - torch.arange(len(circle)), circle)  # a circle of one's own
             kinds, place = alone[here].unique(return_inverse=True)
             whole = torch.zeros(len(circle), dtype=torch.int64).index_copy(0, here.nonzero()[:, 0], place)
             merged = mean(copies, whole[ids].to(copies.device), samples[ids].to(copies.device), len(kinds))
-            start = sum(len(each) for each in table)
-            rows[h] = torch.where(here, torch.where(merged.heard.cpu()[whole], start + whole, 0), rows[h])
+            rows[h] = torch.where(here, sum(len(each) for each in table) + whole, rows[h])
             table.append(merged.value.float().cpu())
-        values[str(shape)] = torch.cat(table)
+            heard.append(merged.heard.cpu())
+        held = values.get(str(shape), everybody.float().cpu())
+        values[str(shape)] = torch.where(torch.cat(heard)[:, None], torch.cat(table), held)
     return {"rows": rows, "values": values}
 
 

@@ -194,6 +194,22 @@ def in_words(decision: Decision) -> str:
     return f"round {decision['round']}: {who}, shared as before: {decision['why']} would gain {evidence}{tail}"
 
 
+def nothing_split(made: Sequence[Decision], sure: float, looked: bool) -> str:
+    """Why a run's plan is as it was at first, and what to try.
+
+    >>> nothing_split([], sure=3.0, looked=False)
+    'Nothing was split: the run was too short to look. fedquilt advise says whether another method does better.'
+    """
+    best = max(made, key=lambda decision: decision["sure"], default=None)
+    if best is None:
+        why = "what clients measured spoke for no other circles" if looked else "the run was too short to look"
+    elif best["sure"] <= sure:
+        why = f"sharing with everyone was never worse by more than its error, {sure:g} standard errors"
+    else:
+        why = f"sharing with everyone was worse by {best['sure']:.1f} standard errors, but {best['but']}"
+    return f"Nothing was split: {why}. fedquilt advise says whether another method does better."
+
+
 def _candidate(asked: Ballot, name: str) -> int:
     """The place of a hypothesis among a ballot's losses."""
     return 1 + [*asked["names"], *asked["back"]].index(name)

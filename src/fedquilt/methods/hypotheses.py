@@ -1,13 +1,13 @@
 """Who could share a unit with whom: what was seen of clients in looks, and the groupings that it speaks for.
 
-What was seen of a unit is a dict of tensors: sums over looks of `products` (K, K) and `noise` (K,), and how often each
-pair and each client was there, `pairs` (K, K) and `times` (K,). Only clients of one circle that were heard in the same
-round are compared: they started from one point.
+What was seen of a unit is a dict of tensors: `products` (K, K) and `noise` (K,), and whether each pair and each client
+was there, `pairs` (K, K) and `times` (K,). Only clients of one circle are compared: they started from one point, or,
+where a look takes several rounds, from points that are near to each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,32 +18,34 @@ from fedquilt.sharing.evidence import Evidence, agglomerate, evidence
 from fedquilt.sharing.grouping import number_circles
 
 Seen = dict[str, Tensor]
+Visit = tuple[Tensor, Tensor, Tensor]  # of a round: who was heard, (k,), and what was measured on halves, (k, numbers)
 _COARSER, _FINER = 1 / 3, 3.0  # times lam: proposals on either side of the one by lam
 
 
-def nothing_seen(clients: int) -> Seen:
-    """Before the first look."""
-    many, one = torch.zeros(clients, clients, dtype=torch.float64), torch.zeros(clients, dtype=torch.float64)
-    return {"products": many, "pairs": many.clone(), "noise": one, "times": one.clone()}
-
-
-def with_look(seen: Seen, circle: Tensor, ids: Tensor, one: Tensor, other: Tensor) -> Seen:
-    """What is seen after one more look: clients `ids` measured `one` and `other`, (k, numbers), on their halves."""
-    seen = {name: value.clone() for name, value in seen.items()}
-    for group in circle[ids].unique().tolist():
-        here = circle[ids] == group
-        who = ids[here]
-        if group != PRIVATE and len(who) > 1:
-            found = evidence(one[here.to(one.device)], other[here.to(one.device)])
-            seen["products"][who[:, None], who] += found.products
-            seen["pairs"][who[:, None], who] += 1
-            seen["noise"][who] += found.noise
-            seen["times"][who] += 1
+def seen_in(visits: Sequence[Visit], circle: Tensor) -> Seen:
+    """What the rounds of a look say of a unit; who was heard in several counts with the mean of what it measured."""
+    pairs = torch.zeros(len(circle), len(circle), dtype=torch.float64)
+    seen = {"products": pairs.clone(), "pairs": pairs, "noise": pairs[0].clone(), "times": pairs[0].clone()}
+    for group in circle[circle != PRIVATE].unique().tolist():
+        mine = [[each[circle[visit[0]] == group] for each in visit] for visit in visits]
+        who = torch.tensor(list(dict.fromkeys(i for ids, *_ in mine for i in ids.tolist())))
+        if len(who) > 1:
+            ids, *halves = (torch.cat(parts) for parts in zip(*(heard for heard in mine if len(heard[0])), strict=True))
+            place = (ids[:, None] == who).nonzero()[:, 1]
+            found = evidence(*(_means(half.double(), place) for half in halves))
+            seen["products"][who[:, None], who], seen["noise"][who] = found.products, found.noise
+            seen["pairs"][who[:, None], who], seen["times"][who] = 1, 1
     return seen
 
 
+def _means(values: Tensor, place: Tensor) -> Tensor:
+    """The means of those rows of values that have the same place."""
+    times = place.bincount()[:, None]
+    return values.new_zeros(len(times), values.shape[1]).index_add(0, place, values) / times
+
+
 def enough(seen: Seen, circle: Tensor) -> bool:
-    """Whether nearly all pairs that share a circle were seen together."""
+    """Whether nearly all pairs that share a circle were seen."""
     shared = (circle[:, None] == circle) & (circle != PRIVATE)
     return bool((seen["pairs"][shared] > 0).double().mean() > 0.75) if bool(shared.any()) else True
 

@@ -97,3 +97,18 @@ def most_of(unit: str, circle: Tensor, before: Roster, roster: Roster) -> Tensor
         free = max([*now.tolist(), -1]) + 1
         now[i] = PRIVATE if shape is None else peers.most_common(1)[0][0] if peers else free
     return now
+
+
+def with_most(circle: Tensor, before: Tensor, unseen: Tensor) -> Tensor:
+    """(K,) circles where those that nobody has seen are, until they choose, with most of whom they shared one before.
+
+    >>> circle, before, unseen = torch.tensor([0, 0, 1, 2]), torch.zeros(4), torch.tensor([False, False, False, True])
+    >>> with_most(circle, before, unseen).tolist()
+    [0, 0, 1, 0]
+    """
+    found = circle.clone()
+    for i in unseen.nonzero()[:, 0].tolist():
+        peers = circle[(before == before[i]) & ~unseen & (circle != PRIVATE)]
+        if len(peers):
+            found[i] = peers.mode().values
+    return found

@@ -151,7 +151,8 @@ def quilts(groups: Sequence[Group], clients: Sequence[str]) -> list[dict[str, An
         if drawn is not None:
             last = max([run.plans[-1][0], *(s.rounds[-1] for s in run.series.values())])
             told = {"method": method, "seed": run.seed, "clients": [number[c] for c in run.clients], "last": last}
-            found.append(told | {what: said(run, what) for what in ("changes", "decisions")} | drawn)
+            told |= {what: said(run, what) for what in ("changes", "decisions")}
+            found.append(told | {"unsplit": str(run.summary.get("nothing_split", ""))} | drawn)
     return found
 
 

@@ -51,7 +51,7 @@ def in_words(summary: Mapping[str, Any]) -> str:
     )
     if s.get("alarms"):
         lines.append(in_short(s["alarms"]))
-    return "\n".join([*lines, *(s[key] for key in ("compression", "privacy", "trouble") if key in s)])
+    return "\n".join([*lines, *(s[key] for key in ("nothing_split", "compression", "privacy", "trouble") if key in s)])
 
 
 def other_tests(summary: Mapping[str, Any]) -> list[str]:

@@ -139,13 +139,13 @@ function atLast() {
 }
 // How a method came to its plan, in its own words: what it changed stands out from what it tried and left.
 function decided() {
-  const { changes, decisions: said } = quilt();
-  if (!said.length) return [];
+  const { changes, decisions: said, unsplit } = quilt();
+  if (!said.length && !unsplit) return [];
   const list = sentences => el("ol", { class: "decisions" }, ...sentences.map(words => el("li", null, words)));
   return [
     el("h3", null, "Why it is shared so"),
-    changes.length ? list(changes) : el("p", { class: "note" }, "Nothing was changed: no evidence was strong enough."),
-    el("details", null, el("summary", null, `All that was asked (${said.length})`), list(said)),
+    changes.length ? list(changes) : el("p", { class: "note" }, unsplit || "Nothing was changed."),
+    ...(said.length ? [el("details", null, el("summary", null, `All that was asked (${said.length})`), list(said))] : []),
   ];
 }
 let pending = 0;
