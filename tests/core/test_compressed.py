@@ -198,8 +198,13 @@ def test_every_method_runs_or_says_why_not(name: str, how: Compression, monkeypa
     monkeypatch.setattr(LocalTraining, "train", watched)
     made: Any = METHODS[name]
     needs: Any = {"fedprox": {"mu": 0.1}, "fedmn": {"blocks": (2, 2)}}.get(name, {})
-    if name in ("ifca", "fedfomo", "fedala", "pfedhn"):
-        with pytest.raises(ValueError, match=f"clients of '{name}' do not start from what they receive as it is"):
+    why_not = {
+        **dict.fromkeys(("ifca", "fedfomo", "fedala"), f"clients of '{name}' do not start from what they receive"),
+        **dict.fromkeys(("pfedhn", "fedproto", "score-sharing"), f"units of the method '{name}' hold none"),
+        "local": "clients of the method 'local' share nothing here",
+    }  # fmt: skip
+    if name in why_not:
+        with pytest.raises(ValueError, match=why_not[name]):
             federation(small_scenario(), made(**needs), compress=how)
         return
     try:

@@ -37,6 +37,7 @@ WHY_NOT = {  # why not
     "fedmn": REPORTS,
     "score-sharing": NO_UNITS_ALONE,
     "fedproto": REPORTS,
+    "local": "clients of the method 'local' share nothing here",
 }
 UNSUITED = {"fedbn", "fedit", "ffa-lora", "fedsa-lora"}  # they want other models than these
 
@@ -55,12 +56,13 @@ def with_public(clients: int = 6) -> fq.Scenario:
 @pytest.mark.parametrize("level", ["client", "local"])
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - UNSUITED))
 def test_every_method_runs_or_says_why_not(name: str, level: str) -> None:
-    privacy = fq.Privacy(noise=1.0, clip=0.1, level=level, smallest=2)  # type: ignore[arg-type]
+    smallest = {"smallest": 2} if level == "client" else {}
+    privacy = fq.Privacy(noise=1.0, clip=0.1, level=level, **smallest)  # type: ignore[arg-type]
     why = WHY_NOT.get(name, NO_SUM if name == "gossip" and level == "client" else None)
     if why is None:
         result = run(with_public(), made(name), privacy)
         assert result.summary["epsilon"] > 0
-        assert all(up == 0 for up in result.bytes_up) is (name == "local")
+        assert all(up > 0 for up in result.bytes_up)
     else:
         with pytest.raises(ValueError, match=why):
             run(with_public(), made(name), privacy)
@@ -90,7 +92,7 @@ def test_merges_that_make_no_sum_go_with_local_noise_only(merge: str) -> None:
 def test_under_local_noise_that_numbers_are_not_finite_is_nobodys_to_know(noise: float) -> None:
     """Training that goes beyond all numbers tells of a client's data: it sends what it received, with its noise."""
     scenario = by_hand([(0.4, 0), (3e38, 0), (0.8, 0)], lr=4.0)
-    result = run(scenario, privacy=fq.Privacy(noise=noise, clip=10.0, level="local", smallest=2))
+    result = run(scenario, privacy=fq.Privacy(noise=noise, clip=10.0, level="local"))
     assert int(result.federation.server.refused.sum()) == 0
     moved = 4 * changes([(0.4, 0), (0.0, 0), (0.8, 0)]).mean(0)
     assert shared(result).tolist() == pytest.approx(moved.tolist(), abs=1e-4)
@@ -99,6 +101,20 @@ def test_under_local_noise_that_numbers_are_not_finite_is_nobodys_to_know(noise:
 def test_only_poisson_samples_count_as_samples() -> None:
     with pytest.raises(ValueError, match="set sampling=poisson"):
         run(learnable(share=0.5), privacy=fq.Privacy(noise=1.0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "where"),
+    [
+        ({"level": "sample", "smallest": 3}, r"dp\.smallest is of dp\.level=client and distributed"),
+        ({"level": "client", "honest": 0.9}, r"dp\.honest is of dp\.level=distributed"),
+        ({"quantile": 0.7}, r"dp\.quantile is of dp\.adaptive=true"),
+        ({"clip_rate": 0.1}, r"dp\.clip_rate is of dp\.adaptive=true"),
+    ],
+)
+def test_a_setting_of_another_level_is_refused(setting: dict[str, Any], where: str) -> None:
+    with pytest.raises(ValueError, match=f"^{where} and would do nothing here; leave it out"):
+        fq.Privacy(noise=1.0, **setting)
 
 
 def test_a_delta_that_allows_to_give_away_a_client_is_refused() -> None:

@@ -113,6 +113,22 @@ def test_runs_that_are_not_over_are_left_out_of_tables(tmp_path: Path, capfd: py
     assert told.out.splitlines()[1].endswith(",2,1")  # two clients, one seed that both methods have
 
 
+def test_what_is_done_to_what_is_shared_is_not_done_to_clients_alone() -> None:
+    """They are the bar of every merge, attack and promise alike: the same run, in the same directory."""
+    (plain,) = sweep("digits", ["local"], Choices(seeds=(0,)), [])
+    for merge, words in (
+        ("median", ["compress.up=int8,topk"]),
+        ("mean", ["dp.noise=1,2"]),
+        ("mean", ["secure.bits=32,64"]),
+    ):
+        jobs = sweep("digits", ["local", "fedavg"], Choices(seeds=(0,), merge=merge), words)
+        (alone,) = [job for job in jobs if job.name == "local"]
+        assert (alone.folder, alone.label) == (plain.folder, "")
+        assert [job.label for job in jobs if job.name == "fedavg"] == [
+            f"{words[0].partition('=')[0]}={value}" for value in words[0].partition("=")[2].split(",")
+        ]
+
+
 def test_all_methods_that_apply_and_why_others_do_not(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ from fedquilt.sharing import median
 
 SUMS_SUFFICE = {
     "apfl", "ditto", "fedala", "fedavg", "fedbabu", "fedbn", "feddyn", "fedem", "fedper", "fedprox", "fedrep",
-    "fedrod", "fml", "lg-fedavg", "local", "modfl", "per-fedavg", "pfedme", "scaffold",
+    "fedrod", "fml", "lg-fedavg", "modfl", "per-fedavg", "pfedme", "scaffold",
 }  # fmt: skip
 
 
@@ -125,7 +125,12 @@ def test_others_are_refused_or_need_sums_only(name: str) -> None:
         federation(method, None)
     except ValueError:
         pytest.skip("it does not go with these clients, secure sums or not")
-    if method.learns or name in ("fedfomo", "fedamp", "gossip"):
+    if name == "local":
+        with pytest.raises(
+            ValueError, match=r"^secure sums would do nothing: clients of the method 'local' share nothing"
+        ):
+            federation(method, SecureSums())
+    elif method.learns or name in ("fedfomo", "fedamp", "gossip"):
         with pytest.raises(ValueError, match=r"does not go with secure sums|single copies"):
             federation(method, SecureSums())
     else:

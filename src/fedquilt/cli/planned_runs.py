@@ -100,25 +100,33 @@ def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[
     from fedquilt.runs.code_digest import method_code
     from fedquilt.runs.rule_texts import attack_to, plain, rule_to
     from fedquilt.runs.settings import method_to
+    from fedquilt.sharing import mean
 
     choices = order.choices
     attack = {} if order.attack is None else attack_to(order.attack)
     hardware = {"device": choices.device, "engine": choices.engine, "clients_at_once": choices.clients_at_once}
     source = order.source.checksum
     hardware |= {} if choices.threads is None else {"threads": choices.threads}
+    privacy = {} if order.privacy is None else plain(order.privacy.text)
+    secure = {} if order.secure is None else order.secure.text
+    compress = {} if order.compress is None else order.compress.text
+    shared = (rule_to(order.rule), privacy, secure, attack, compress)
+    alone: tuple[dict[str, Any], ...] = (
+        rule_to(mean),
+        {},
+        {},
+        {},
+        {},
+    )  # what is done to what is shared is not done to clients alone
     return [
         PlannedRun(
             order.source.address, plain(order.scenario_settings), plain(order.training), method_to(method), seed,
-            tuple(readout.name for readout in order.readouts), rule_to(order.rule), choices.evaluate_every,
-            {} if order.privacy is None else plain(order.privacy.text),
-            {} if order.secure is None else order.secure.text,
-            {} if method.name == ALONE else attack,  # nobody can lie to clients alone
-            choices.everyone, choices.unseen,
-            {} if method.name == ALONE or order.compress is None else order.compress.text,
-            method_code(method), source, label, hardware,
+            tuple(readout.name for readout in order.readouts), merge, choices.evaluate_every, dp, hidden, lies,
+            choices.everyone, choices.unseen, smaller, method_code(method), source, label, hardware,
         )
         for seed in seeds
         for method in order.methods
+        for merge, dp, hidden, lies, smaller in [alone if method.name == ALONE else shared]
     ]  # fmt: skip
 
 
@@ -126,6 +134,7 @@ def sweep(scenario: str, methods: Sequence[str], choices: Choices, swept: Sequen
     """The runs of every combination of swept settings, each once: a method that does not know a key runs without it."""
     found: dict[str, PlannedRun] = {}
     plain_order = take_request(scenario, methods, choices)
+    bar = {job.folder for job in planned_runs(plain_order, choices.seeds) if job.name == ALONE}
     for point in itertools.product(*(_values(word) for word in swept)):
         order = take_request(scenario, methods, replace(choices, settings=(*choices.settings, *point)))
         if order.scenario_settings != plain_order.scenario_settings:
@@ -134,7 +143,8 @@ def sweep(scenario: str, methods: Sequence[str], choices: Choices, swept: Sequen
                 "training or the merge, and compare scenarios with --set"
             )
         for job in planned_runs(order, choices.seeds):
-            told = " ".join(word for word in point if job.name in _whose(word, order.methods))
+            words = (word for word in point if job.name in _whose(word, order.methods))
+            told = "" if job.folder in bar else " ".join(words)
             found.setdefault(job.folder, replace(job, label=told))
     return sorted(found.values(), key=lambda job: job.seed)
 

@@ -23,7 +23,12 @@ from fedquilt.sharing.compression import Code, Compression
 
 
 def check(how: Compression, method: Method, privacy: Privacy | None, secure: SecureSums | None) -> None:
-    """Refuse, before any work, what compression does not go with."""
+    """Refuse, before any work, what compression does not go with, and what it does nothing for."""
+    if how != Compression() and not method.sends_parameters:
+        raise ValueError(
+            f"{settings_of(how)} would do nothing: only parameters of models are compressed, and units of the method "
+            f"'{method.name}' hold none; leave it out"
+        )
     if privacy is not None and privacy.level in ("client", "distributed") and how != Compression():
         raise ValueError(
             f"compress with dp.level={privacy.level}: noise is for changes of the length dp.clip, and what waited or "
@@ -35,11 +40,20 @@ def check(how: Compression, method: Method, privacy: Privacy | None, secure: Sec
             f"compress.up={how.up}: secure sums add up numbers of secure.bits={secure.bits} bits under masks, whatever "
             "they were rounded to; leave it out, or save bytes with secure.bits=32"
         )
-    if how.codes and method.name != "local" and Install() not in method.local():
+    if how.codes and Install() not in method.local():
         raise ValueError(
             f"compress.up={how.up}: clients of '{method.name}' do not start from what they receive as it is, so there "
             "is no step to compress; leave it out (compress.down=float16 goes)"
         )
+
+
+def settings_of(how: Compression) -> str:
+    """What was asked for, as users write it.
+
+    >>> settings_of(Compression("topk", "float16"))
+    'compress.up=topk compress.down=float16'
+    """
+    return " ".join(f"compress.{key}={value}" for key, value in how.text.items() if key != "kept")
 
 
 def compressed(up: Update, down: Instructions, layout: Layout, how: Compression, rows: Tensor | None) -> Update:

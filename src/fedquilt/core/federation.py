@@ -22,6 +22,7 @@ from fedquilt.core.backend import Backend
 from fedquilt.core.compressed import check as check_compression
 from fedquilt.core.evaluation import predict, with_own
 from fedquilt.core.guard import Guard
+from fedquilt.core.idle_settings import check_idle
 from fedquilt.core.merge_rules import trusted_names, with_server_client
 from fedquilt.core.privacy_rules import check_method, check_models, uses
 from fedquilt.core.ranked_clients import RankedSimulation
@@ -148,6 +149,8 @@ class Federation:
         first, look = self.backend.first_values, self.backend.sent_models
         make: Callable[..., Server] = Server if together is None else partial(RankedServer, together)
         self.server = make(method, roster, first, rule, self.device, look, privacy, guard, secure, compress)
+        hidden = secure if clients is None else None  # devices are set up with secure sums for all runs
+        check_idle(method, self.server.plan, roster, rule, attack, privacy, hidden, compress)
         changing = any(client.changes for client in scenario.clients)
         passes = self.backend.passes if isinstance(self.backend, Simulation) else 0
         self.clock = make_clock(self.training, method, self.server, passes, changing) if passes else None

@@ -67,7 +67,7 @@ def check_circles(rule: Rule, plan: Plan, method: Method) -> None:
     """
     if not method.merges and not isinstance(rule, Mean):
         raise ValueError(
-            f"the method '{method.name}' merges no copies, so the merge {_called(rule)} would guard nobody; use 'mean'"
+            f"the method '{method.name}' merges no copies, so the merge {called(rule)} would guard nobody; use 'mean'"
         )
     least = int(getattr(rule, "least", 1))
     shared = {unit: each for unit, each in plan.units.items() if isinstance(each, UnitPlan) and each.count}
@@ -76,18 +76,18 @@ def check_circles(rule: Rule, plan: Plan, method: Method) -> None:
         unit = max(biggest, key=lambda unit: biggest[unit])
         if 1 < biggest[unit] < least:  # circles of one send nothing
             raise ValueError(
-                f"the merge {_called(rule)} bears a liar in circles of {least} clients or more, and the biggest here, "
+                f"the merge {called(rule)} bears a liar in circles of {least} clients or more, and the biggest here, "
                 f"of unit '{unit}', has {biggest[unit]}; use the merge 'mean', or plan bigger circles"
             )
     mixed = [unit for unit, each in plan.units.items() if isinstance(each, MixedUnit)]
     if mixed and not isinstance(rule, Mean):
         raise ValueError(
-            f"unit '{mixed[0]}' is mixed for each client and has no circles, so {_called(rule)} cannot merge it; "
+            f"unit '{mixed[0]}' is mixed for each client and has no circles, so {called(rule)} cannot merge it; "
             "use 'mean'"
         )
 
 
-def _called(rule: Rule) -> str:
+def called(rule: Rule) -> str:
     """What users call a rule, with its settings."""
     named = named_settings(rule)
     return str(rule) if named is None else " ".join([f"'{named.pop('name')}'", *(f"{k}={v}" for k, v in named.items())])

@@ -46,6 +46,7 @@ class Method:
     needs_classes: ClassVar[str] = ""  # what it does with classes, where it has to have some
     needs_no_decay: ClassVar[bool] = False  # whether weight decay would move what its objective puts in place
     merges: ClassVar[bool] = True  # whether copies of units are merged, or clients send reports alone
+    sends_parameters: ClassVar[bool] = True  # whether units of parameters are among what travels, or state alone
     depends_on_rounds: ClassVar[bool] = False  # whether what it does in a round depends on how many there will be
 
     def __post_init__(self) -> None:

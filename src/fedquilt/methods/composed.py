@@ -107,6 +107,10 @@ class Composed(Method):
 
     # --- server half -----------------------------------------------------------------------------------------------
 
+    @property
+    def learns(self) -> bool:
+        return self.first.learns
+
     def begin(self, roster: Roster) -> State:
         return self.first.begin(_seen(roster))
 
@@ -251,6 +255,9 @@ def _together(first: type[Method], second: type[Method]) -> type[Method]:
             "readout": first.readout,
             "predicts_logits": first.predicts_logits,
             "needs_no_decay": first.needs_no_decay or second.needs_no_decay,
+            "merges": first.merges,
+            "sends_parameters": first.sends_parameters,
+            "depends_on_rounds": first.depends_on_rounds or second.depends_on_rounds,
             "needs_classes": first.needs_classes or second.needs_classes,
         },
     )

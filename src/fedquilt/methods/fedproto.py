@@ -52,6 +52,7 @@ class FedProto(Method):
     name: ClassVar[str] = "fedproto"
     needs_classes: ClassVar[str] = "shares a prototype of each class"
     predicts_logits: ClassVar[bool] = False
+    sends_parameters: ClassVar[bool] = False
     lam: float = 1.0
     by: Literal["prototypes", "head"] = "prototypes"
 

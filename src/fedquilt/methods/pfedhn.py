@@ -41,6 +41,7 @@ class PFedHN(Method):
 
     name: ClassVar[str] = "pfedhn"
     merges: ClassVar[bool] = False
+    sends_parameters: ClassVar[bool] = False
     rate: float = 0.01
     width: int = 100
     depth: int = 3

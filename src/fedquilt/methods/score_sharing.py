@@ -76,6 +76,7 @@ class ScoreSharing(Method):
     name: ClassVar[str] = "score-sharing"
     needs_classes: ClassVar[str] = "shares scores of labels on public samples"
     predicts_logits: ClassVar[bool] = False
+    sends_parameters: ClassVar[bool] = False
     alpha: float | None = None
     normalise: bool = True
     protocol: Literal["leak-free", "paper"] = "leak-free"

@@ -93,6 +93,16 @@ class Privacy:
             raise ValueError("dp.noise=0 has no shares; leave dp.level=distributed out, or give a noise above 0")
         if self.adaptive and self.level != "client":
             raise ValueError(f"dp.adaptive belongs to dp.level=client; with dp.level={self.level} the clip stays")
+        idle = {
+            "smallest": (self.level in ("client", "distributed"), "dp.level=client and distributed"),
+            "honest": (self.level == "distributed", "dp.level=distributed"),
+            "quantile": (self.adaptive, "dp.adaptive=true"),
+            "clip_rate": (self.adaptive, "dp.adaptive=true"),
+        }
+        for f in fields(self):
+            does, where = idle.get(f.name, (True, ""))
+            if not does and getattr(self, f.name) != f.default:
+                raise ValueError(f"dp.{f.name} is of {where} and would do nothing here; leave it out")
 
     @staticmethod
     def of(text: Mapping[str, Any] | None) -> Privacy | None:
