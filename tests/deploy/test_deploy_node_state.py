@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
-from fedquilt.deploy.device.state import FRESH, LostState, NodeState
+from fedquilt.deploy.device.state import EARLIER_STATES, FRESH, LostState, NodeState
 
 
 def outcome(state: NodeState, accepted: str) -> float | None:
@@ -125,3 +125,21 @@ def test_an_old_process_cannot_work_beside_a_new_one(tmp_path: Path) -> None:
     state = NodeState(tmp_path, "run")
     with state.alone(), (state.folder / "lock").open("w") as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.integers(1, 30), st.sampled_from("ab")), max_size=40))
+def test_what_is_said_once_is_noted_in_a_file_that_does_not_grow(
+    tmp_path_factory: pytest.TempPathFactory, asked: list[tuple[int, str]]
+) -> None:
+    """Whatever rounds come, and come again: nothing that a note of every round would refuse is said."""
+    state, everything = NodeState(tmp_path_factory.mktemp("node"), "run"), dict[int, str]()
+    for round_, word in asked:
+        allowed = everything.setdefault(round_, word) == word
+        now = {number: said for number, said in everything.items() if number > max(everything) - EARLIER_STATES - 1}
+        said = state.said_once("opened").once(round_, word)  # as after a kill: from the file
+        assert allowed or not said
+        assert said or not allowed or round_ not in now
+        assert state.said_once("opened").may_have(round_)
+    assert len(list(state.folder.iterdir())) <= 1
+    assert all(file.stat().st_size < 1000 for file in state.folder.iterdir())

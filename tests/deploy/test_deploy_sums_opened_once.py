@@ -21,7 +21,7 @@ from fedquilt.deploy.server.coordinator import lead, make_federation
 from fedquilt.deploy.server.declarations import declare
 from fedquilt.deploy.server.remote_clients import remote
 from fedquilt.deploy.transport.transport import Answer
-from fedquilt.deploy.transport.wire import unpack
+from fedquilt.deploy.transport.wire import pack, unpack
 from fedquilt.secure import SecureSums
 from fedquilt.secure.protocol import Sum
 
@@ -125,3 +125,53 @@ def test_a_server_killed_after_masks_came_off_opens_the_same_sum_again_or_none(
     codes = [unpack(answer)[1].get("code") for answers in later.up.values() for answer in answers if answer]
     assert codes.count("unsafe-sum") == (4 if gone else 0)
     assert {row["round"] for row in lines(Path(spec["folder"]) / "metrics.jsonl")} == {1, 2}
+
+
+def test_of_long_runs_devices_keep_as_little_and_refuse_as_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first round comes again after many, without one client: it is not noted any more, and refused for that."""
+    made = project(tmp_path / "fed")
+    of, _ = deployed(made, rounds=9)
+    sums, files = opened(monkeypatch), list[set[str]]()
+    for _ in range(9):
+        of.step()
+        files.append({path.name for path in tmp_path.glob("fed/clients/*/state/test/*")})
+    assert files[-1] == files[2] == {"committed.safetensors", "earlier", "lock", "opened", "staged.safetensors"}
+    again, post = deployed(made, rounds=9)
+    post.accident = silent(("client-4",), "round", 1)
+    again.step()
+    assert len(sums) == 9
+    assert [unpack(answers[-1])[1].get("code") for name, answers in post.up.items() if name != "client-4"] == [
+        "unsafe-sum"
+    ] * 4
+
+
+@pytest.mark.parametrize("lie", ["share", "value"])
+def test_a_sum_of_other_numbers_of_the_same_clients_is_another_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    """A server that lets a round come again and tells one client otherwise could take the sums from each other."""
+    made, liar = project(tmp_path / "fed"), ["client-0"]
+    of, _ = deployed(made)
+    of.step()
+    again, post = deployed(made)
+    codes = []
+
+    def tell_otherwise(client: str, round_: int, letter: bytes, device: Device) -> Answer | None:
+        arrays, text = unpack(letter)
+        if client in liar and text["kind"] == "round":
+            if lie == "share":
+                text["secure"]["circles"][0]["share"] /= 2
+            else:
+                arrays = {name: array + array.dtype.type(1) for name, array in arrays.items()}
+            return Answer(client, device.handle(pack(arrays, text)))
+        if client in liar and text.get("phase") == "unmask":
+            content = device.handle(letter)
+            codes.append(unpack(content)[1].get("code"))
+            return Answer(client, content)
+        return None
+
+    post.accident = tell_otherwise
+    again.step()
+    assert codes == ["unsafe-sum"]

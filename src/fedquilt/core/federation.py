@@ -21,7 +21,7 @@ from fedquilt.core.attacked import AttackedSimulation
 from fedquilt.core.backend import Backend
 from fedquilt.core.compressed import check as check_compression
 from fedquilt.core.evaluation import predict, with_own
-from fedquilt.core.guard import Guard
+from fedquilt.core.guard import guard_of
 from fedquilt.core.idle_settings import check_idle
 from fedquilt.core.merge_rules import trusted_names, with_server_client
 from fedquilt.core.privacy_rules import check_method, check_models, uses
@@ -144,13 +144,11 @@ class Federation:
             tuple(self.backend.members().values()), scenario.classes, self.training.rounds, seed, scenario.common,
             tuple(scenario.label_names), scenario.public_test,
         )  # fmt: skip
-        central = privacy if privacy is not None and privacy.level == "client" else None
-        guard = Guard(central, self.training.share, len(roster), self.secret) if central else None
+        guard = guard_of(privacy, self.training.share, len(roster), self.secret)
         first, look = self.backend.first_values, self.backend.sent_models
         make: Callable[..., Server] = Server if together is None else partial(RankedServer, together)
         self.server = make(method, roster, first, rule, self.device, look, privacy, guard, secure, compress)
-        hidden = secure if clients is None else None  # devices are set up with secure sums for all runs
-        check_idle(method, self.server.plan, roster, rule, attack, privacy, hidden, compress)
+        check_idle(self.server, attack, simulated=clients is None)
         changing = any(client.changes for client in scenario.clients)
         passes = self.backend.passes if isinstance(self.backend, Simulation) else 0
         self.clock = make_clock(self.training, method, self.server, passes, changing) if passes else None
@@ -215,8 +213,7 @@ class Federation:
             answers = self._exchange(round_, self.readouts if due else ())
             moved = partial(counted, self.server.plan, self.server.sizes, answers.passed, self.server.bytes)
             self.server.merge(answers.ups)
-            last = scored == self.training.rounds
-            evaluations = tuple(self.evaluate(last)) if due else ()
+            evaluations = tuple(self.evaluate(last=scored == self.training.rounds)) if due else ()
         return RoundReport(
             round_,
             self.training.rounds,

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 _COHORT = 20  # one part of the clients of a round is the noise of the count that the clip follows
 
 
+def guard_of(privacy: Privacy | None, rate: float, clients: int, secret: int) -> Guard | None:
+    """What merges with noise, where it is the server that adds it."""
+    return Guard(privacy, rate, clients, secret) if privacy is not None and privacy.level == "client" else None
+
+
 class Guard:
     """Merges with noise. `rate` is the part of the clients that a round is expected to hear, `secret` what noise is
     drawn by: in a simulation the seed, on devices a number that nobody else knows.

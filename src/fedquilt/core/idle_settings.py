@@ -7,32 +7,28 @@ from collections.abc import Sequence
 from fedquilt.attacks import Attack
 from fedquilt.core.compressed import settings_of
 from fedquilt.core.merge_rules import called
-from fedquilt.interface.messages import Roster
-from fedquilt.interface.method import Method
-from fedquilt.privacy import Privacy
-from fedquilt.secure import SecureSums
-from fedquilt.sharing import Compression, MixedUnit, Plan, Rule
+from fedquilt.core.server import Server
+from fedquilt.sharing import Compression, MixedUnit, Plan
 from fedquilt.sharing.merge import Mean
 
 
-def check_idle(
-    method: Method, plan: Plan, roster: Roster, rule: Rule, attack: Attack | None, privacy: Privacy | None,
-    secure: SecureSums | None, compress: Compression,
-) -> None:  # fmt: skip
+def check_idle(server: Server, attack: Attack | None, simulated: bool) -> None:
     """Refuse settings of what is shared where nothing is. A server half that learns may share later what it does not
-    share yet."""
+    share yet; and devices are set up with secure sums, whatever is run on them."""
+    method, rule, privacy, compress = server.method, server.rule, server.privacy, server.compress
     if method.learns:
         return
-    shared, idle = _shared(plan), []
+    shared, idle = _shared(server.plan), []
     if not shared and not isinstance(rule, Mean):
         idle.append(f"the merge {called(rule)}")
     if not shared and attack is not None:
         idle.append(f"the attack '{attack.name}'")
     if not shared and privacy is not None and privacy.level != "sample":
         idle.append(f"dp.level={privacy.level}")
-    if not shared and secure is not None:
+    if not shared and simulated and server.secure is not None:
         idle.append("secure sums")
-    if compress != Compression() and not any(m.parameters.get(unit, 0) for unit in shared for m in roster.members):
+    parameters = any(member.parameters.get(unit, 0) for unit in shared for member in server.roster.members)
+    if not parameters and compress != Compression():
         idle.append(settings_of(compress))
     if idle:
         raise ValueError(

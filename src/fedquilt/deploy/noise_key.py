@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedquilt._util.files import write_bytes
-
 
 def noise_key(path: Path, run: str, question: Mapping[str, NDArray[np.generic]] | None = None) -> int:
     """What noise of a run is drawn by: a hash of the secret in a file, which is made where there is none.
@@ -46,13 +44,3 @@ def noise_key(path: Path, run: str, question: Mapping[str, NDArray[np.generic]] 
         hashed.update(repr((name, array.shape, array.dtype.str)).encode())
         hashed.update(np.ascontiguousarray(array).tobytes())
     return int.from_bytes(hashed.digest(), "little") >> 1
-
-
-def note_masked(folder: Path, round_: int) -> None:
-    """Note that numbers of a round are about to leave under masks."""
-    write_bytes(folder / f"masked-{round_}", b"")
-
-
-def was_masked(folder: Path, round_: int) -> bool:
-    """Whether numbers of a round have left under masks."""
-    return (folder / f"masked-{round_}").is_file()

@@ -7,6 +7,7 @@ killed and started again between any two letters.
 from __future__ import annotations
 
 import math
+import secrets
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ from fedquilt.deploy.device.secure_session import SecureSession
 from fedquilt.deploy.device.state import LostState, NodeState
 from fedquilt.deploy.held import read_common
 from fedquilt.deploy.names import plain_name
-from fedquilt.deploy.noise_key import noise_key, note_masked, was_masked
+from fedquilt.deploy.noise_key import noise_key
 from fedquilt.deploy.project import Node
 from fedquilt.deploy.transport.agreed import read_terms, write_member
 from fedquilt.deploy.transport.codec import LOOK, Arrays, Text, read_down, write_up
@@ -117,7 +118,8 @@ class Device:
                 self._write_model(simulation, down, text["run"])
             else:
                 go_to(simulation, down.round)
-                answer, written = self._send(simulation, down, text, noise, partial(state.once, "opened", down.round))
+                opened = partial(_in_turn, state, partial(state.said_once("opened").once, down.round))
+                answer, written = self._send(simulation, down, text, noise, opened)
                 said |= written | {"training_loss": finite(float(training_losses(simulation, down.ids)))}
             state.stage(text["token"], keep(simulation, memory), {"round": str(simulation.round)})
         return answer, said
@@ -131,28 +133,29 @@ class Device:
             return
         simulation.secret = noise_key(self.node.folder / "noise.key", text["run"], arrays)
         # Every other answer would be one more release, which nobody has accounted for.
-        same = state.once("asked", text["round"], str(simulation.secret))
+        same = state.said_once("asked").once(text["round"], str(simulation.secret))
         if not same or not 1 <= text["round"] <= training.rounds:
             raise Refused("asked-again")
 
     def _noise_in_shares(
         self, simulation: Simulation, state: NodeState, text: Mapping[str, Any]
-    ) -> tuple[Privacy, Callable[[], None]] | None:  # fmt: skip
-        """Noise that is added in shares, and what notes that numbers of this round have left: of a round they do so
-        once, since every sum that they are in is a release, whether or not this client hears that it was opened."""
+    ) -> tuple[Privacy, Callable[[], bool]] | None:  # fmt: skip
+        """Noise that is added in shares, and what notes that numbers of this round leave: of a round they do so once,
+        since every sum that they are in is a release, whether or not this client hears that it was opened."""
         privacy, round_ = simulation.terms.privacy, text["round"]
         if privacy is None or privacy.level != "distributed" or text["last"]:
             return None
-        if was_masked(state.folder, round_) or not 1 <= round_ <= simulation.terms.training.rounds:
+        masked = state.said_once("masked")
+        if masked.may_have(round_) or not 1 <= round_ <= simulation.terms.training.rounds:
             raise Refused("asked-again")
-        return privacy, partial(note_masked, state.folder, round_)
+        return privacy, partial(_in_turn, state, partial(masked.once, round_, secrets.token_hex(16)))
 
     def _send(
         self,
         simulation: Simulation,
         down: Instructions,
         text: Mapping[str, Any],
-        noise: tuple[Privacy, Callable[[], None]] | None,
+        noise: tuple[Privacy, Callable[[], bool]] | None,
         once: Callable[[str], bool],
     ) -> tuple[Arrays, Text]:
         """What leaves the device after training: the units that were asked for, or under secure sums public keys."""
@@ -193,6 +196,12 @@ class Device:
 
     def _simulation(self, terms: Terms, number: int) -> Simulation:
         return Simulation([self.client], terms, "cpu", "sequential", numbers=[number])
+
+
+def _in_turn(state: NodeState, note: Callable[..., bool], *said: str) -> bool:
+    """A note on a round whose letter was answered before: another process of this client may be at work by now."""
+    with state.alone():
+        return note(*said)
 
 
 def keep(simulation: Simulation, memory: Mapping[str, Tensor]) -> Arrays:

@@ -6,6 +6,7 @@ of noise is added when numbers are masked, since it is known then how many gave 
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,8 +30,8 @@ class SecureSession:
     """One round of one client: a party and its numbers in each circle that it was told of.
 
     `once` says whether no other sums of this round were opened with this client's help: of two whose members differ by
-    one, the difference is a copy. With `noise` in shares its numbers are changes; `spend` is called before numbers
-    with noise leave.
+    one, or that one of them is in with another share, the difference is a copy. With `noise` in shares its numbers are
+    changes; `spend` says before numbers with noise leave whether these are the first.
     """
 
     def __init__(
@@ -41,11 +42,12 @@ class SecureSession:
         settings: SecureSums,
         once: Callable[[str], bool] = lambda _: True,
         noise: Privacy | None = None,
-        spend: Callable[[], None] = lambda: None,
+        spend: Callable[[], bool] = lambda: True,
     ) -> None:
         self.settings, self.once, self.noise, self.spend = settings, once, noise, spend
         self.parties = [Party(up.ids[0], settings) for _ in told]
         self.members: dict[str, int] = {}  # how many of a circle gave keys
+        self.sent: dict[str, str] = {}  # a digest of the numbers that were masked, by circle
         if {unit for circle in told for unit in circle.units} != {unit for block in up.blocks for unit in block.units}:
             raise Refused("unsafe-sum", "units outside of circles")
         if noise is not None:
@@ -81,7 +83,9 @@ class SecureSession:
                     found[f"shares/{name}"] = write_bytes([shares[peer] for peer in text["peers"]])
                 elif phase == "masked":
                     received = read_bytes(arrays[f"peers/{name}"], text["peers"])
-                    found[f"masked/{name}"] = party.masked(self._numbers(name), received)
+                    numbers = self._numbers(name)
+                    self.sent[name] = hashlib.sha256(numbers.tobytes()).hexdigest()
+                    found[f"masked/{name}"] = party.masked(numbers, received)
                 elif phase == "unmask":
                     self._check_noise(party, text["arrived"])
                     given = party.unmask(text["arrived"], text["left"])
@@ -90,11 +94,11 @@ class SecureSession:
                     raise Refused("bad-letter")
         except Unsafe as error:
             raise Refused("unsafe-sum", str(error)) from None
-        if phase == "masked" and self.noise is not None:
-            self.spend()
+        if phase == "masked" and self.noise is not None and not self.spend():
+            raise Refused("asked-again")
         if phase == "unmask":
-            arrived = {name: sorted(set(text["arrived"])) for name, text in sorted(circles.items())}
-            if not self.once(repr(arrived)):
+            sums = {name: (self.sent[name], sorted(set(text["arrived"]))) for name, text in sorted(circles.items())}
+            if not self.once(repr(sums)):
                 raise Refused("unsafe-sum", "other sums of this round were opened")
         return found
 

@@ -27,6 +27,7 @@ from safetensors.numpy import save
 
 from fedquilt._util.files import sync_folder, write_bytes
 from fedquilt._util.lock import in_turn
+from fedquilt.deploy.device.said_once import SaidOnce
 from fedquilt.deploy.names import plain_name
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -94,18 +95,9 @@ class NodeState:
             for old in sorted(self.earlier.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-EARLIER_STATES]:
                 old.unlink()
 
-    def once(self, what: str, round_: int, said: str) -> bool:
-        """Whether this is the first time that something is said in a round, or the same once more.
-
-        >>> import tempfile
-        >>> state = NodeState(Path(tempfile.mkdtemp()), "run-1")
-        >>> [state.once("asked", 3, said) for said in ("this", "this", "that")]
-        [True, True, False]
-        """
-        path = self.folder / f"{what}-{round_}"
-        if not path.is_file():
-            write_bytes(path, said.encode())
-        return path.read_bytes() == said.encode()
+    def said_once(self, what: str) -> SaidOnce:
+        """What is said once in a round: noted for all rounds that the server can go back to, and the one at work."""
+        return SaidOnce(self.folder / what, EARLIER_STATES + 1)
 
     def stage(self, token: str, arrays: Mapping[str, NDArray[np.generic]], told: Mapping[str, str]) -> None:
         """Lays an outcome down beside the committed state."""
