@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 pytest.importorskip("dp_accounting")
@@ -13,6 +15,7 @@ pytest.importorskip("dp_accounting")
 from privacy_help import learnable, run, shared
 
 import fedquilt as fq
+from fedquilt.engines.sample_noise import SampleNoise
 from fedquilt.methods import METHODS
 
 
@@ -39,6 +42,59 @@ def test_a_step_by_hand(engine: str) -> None:
     each = torch.tensor([[-0.2, 0.2], [-1.0, 1.0], [5.0, -5.0]])
     clipped = each / each.norm(dim=1, keepdim=True).clamp(min=1.0)
     assert shared(result).tolist() == pytest.approx((-clipped.mean(0)).tolist(), abs=1e-6)
+
+
+class Squared(Line):
+    """The same of the square of x, which for 1e30 is beyond all numbers: so is the gradient, or it is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x * x)
+        return y
+
+
+@pytest.mark.parametrize("model", [Line, Squared])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_a_sample_whose_gradient_is_not_finite_adds_nothing_and_counts(engine: str, model: type[Line]) -> None:
+    """Gradients x^2/2 (-1, 1) and beyond, with another number of samples on each client, so that one is padded."""
+    counts = ([0.4, 1e30, 2.0], [2.0, 0.4])
+    clients = []
+    for i, x in enumerate(counts):
+        data = (torch.tensor(x)[:, None], torch.zeros(len(x), dtype=torch.int64))
+        clients.append(fq.Client(f"c{i}", model, data, data, data, labels=(0, 1)))
+    scenario = fq.Scenario("beyond", clients, fq.Training(rounds=1, epochs=1, batch=3, lr=1.0))
+    privacy = fq.Privacy(noise=0.0, clip=1.0, level="sample")
+    federation = run(scenario, privacy=privacy, engine=engine).federation
+    power = 2 if model is Squared else 1
+    for number, x in enumerate(counts):
+        lengths = [0.0 if value > 1e29 else min(1.0, value**power / 2**0.5) for value in x]
+        moved = sum(lengths) / len(x) / 2**0.5
+        weight = federation.simulation.model(number).weight.flatten()  # type: ignore[operator]
+        assert weight.tolist() == pytest.approx([moved, -moved], abs=1e-6)
+    assert int(federation.server.refused.sum()) == 0
+
+
+gradients_of_samples = st.lists(
+    st.lists(st.floats(width=32, allow_subnormal=False), min_size=3, max_size=3), min_size=1, max_size=6
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(gradients_of_samples, st.data())
+def test_no_sample_moves_a_sum_by_more_than_the_clip(rows: list[list[float]], data: st.DataObject) -> None:
+    """Whatever numbers its gradient has, and whatever the others'; in a stack of clients as by itself."""
+    private, all_of_it = SampleNoise(0.5, 1.0), torch.tensor(rows)
+    one = data.draw(st.integers(0, len(rows) - 1))
+    mask = (torch.arange(len(rows)) != one).float()
+
+    def sums(gradients: Tensor, mask: Tensor) -> Tensor:
+        first, second = private.clipped([gradients[:, :1], gradients[:, 1:].unsqueeze(1)], mask)
+        return torch.cat([first, second.flatten()])
+
+    whole, without = sums(all_of_it, torch.ones(len(rows))), sums(all_of_it, mask)
+    assert bool(whole.isfinite().all())
+    assert float((whole - without).double().norm()) <= 0.5 * (1 + 1e-5)
+    stacked = torch.func.vmap(sums)(torch.stack([all_of_it, all_of_it]), torch.stack([torch.ones(len(rows)), mask]))
+    torch.testing.assert_close(stacked, torch.stack([whole, without]))
 
 
 def small_conv() -> nn.Module:

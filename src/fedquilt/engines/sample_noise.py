@@ -27,11 +27,18 @@ class SampleNoise:
     noise: float
 
     def clipped(self, gradients: Sequence[Tensor], mask: Tensor | None) -> list[Tensor]:
-        """The sums over a batch of gradients (batch, ...), each sample's shortened over all of them together."""
-        squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
-        factor = shrink(squares, self.clip)
+        """The sums over a batch of gradients (batch, ...), each sample's shortened over all of them together.
+
+        One that is not finite, or has no finite length, adds nothing: there is no shortening it, and a sum that it
+        spoilt would tell that it was there. It is counted among the batch, as any other.
+        """
+        squares = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]).square().sum(0)
+        finite = squares.isfinite()
+        factor = torch.where(finite, shrink(squares, self.clip), 0.0)
         factor = factor if mask is None else factor * mask
-        return [torch.einsum("b,b...->...", factor, g) for g in gradients]
+        # of such a gradient 0 times a number may be no number, so it is 0 itself
+        kept = (torch.where(finite.view(-1, *[1] * (g.ndim - 1)), g, 0.0) for g in gradients)
+        return [torch.einsum("b,b...->...", factor, g) for g in kept]
 
     def drawn(self, keys: Tensor, step: int | Tensor, layout: Layout) -> dict[str, Tensor]:
         """The noise of clients (k,) in a step, by parameter, (k, ...)."""
