@@ -17,7 +17,9 @@ from fedquilt.privacy.settings import LEVELS, Privacy
 
 _FINE, _COARSE = 1e-4, 1e-3  # steps of the grid of privacy losses; epsilon is rounded up on either
 _MANY = 500  # events from which on the coarse grid rounds too much
-_LEAST = 0.2  # noise below which no promise is looked for: its epsilon has many digits before the point
+# Noise below which no promise is looked for: its epsilon has many digits before the point. The grid is as much coarser
+# there as its range is longer, so that nobody waits for digits after it; one with steps beyond 1 is of no use.
+_LEAST = 0.2
 _TOLERANCE = 1e-4  # of a noise multiplier
 
 
@@ -86,10 +88,12 @@ def epsilon_of(
     numbers, over all."""
     if times == 0 or rate == 0:
         return 0.0
-    if noise == 0:
+    if noise**2 == 0:  # or so little that it is nothing to a computer
         return math.inf
-    accountant = _accountant(fine or times > _MANY, whole)
-    return float(accountant.compose(_event(noise, rate, times, whole)).get_epsilon(delta))
+    step = _step(noise / math.sqrt(times) if rate >= 1 else noise, fine or times > _MANY)
+    accountant = _accountant(step, whole or step > 1)
+    found = float(accountant.compose(_event(noise, rate, times, whole)).get_epsilon(delta))
+    return found + step if _COARSE < step <= 1 and not whole else found  # it may be rounded to a step
 
 
 @lru_cache(maxsize=256)
@@ -115,7 +119,7 @@ def _least_noise(epsilon: float, delta: float, rate: float, times: int, whole: b
     if high <= _LEAST:
         return high
     noise = search.calibrate_dp_mechanism(
-        lambda: _accountant(times > _MANY, whole),
+        lambda: _accountant(_FINE if times > _MANY else _COARSE, whole),
         lambda noise: _event(noise, rate, times, whole),
         epsilon,
         delta,
@@ -125,11 +129,21 @@ def _least_noise(epsilon: float, delta: float, rate: float, times: int, whole: b
     return float(noise)
 
 
-def _accountant(fine: bool, whole: bool) -> Any:
+def _step(noise: float, fine: bool) -> float:
+    """The step of the grid of privacy losses of sums with this noise.
+
+    >>> _step(1.0, fine=True), _step(0.02, fine=True)
+    (0.0001, 0.01)
+    """
+    return (_FINE if fine else _COARSE) * max(1.0, round((_LEAST / noise) ** 2, 6))
+
+
+def _accountant(step: float, renyi: bool) -> Any:
+    """By privacy loss distributions on a grid of this step, or by Renyi divergences."""
     accounting = _accounting()
-    if whole:
+    if renyi:
         return accounting.rdp.RdpAccountant()
-    return accounting.pld.PLDAccountant(value_discretization_interval=_FINE if fine else _COARSE)
+    return accounting.pld.PLDAccountant(value_discretization_interval=step)
 
 
 def _event(noise: float, rate: float, times: int, whole: bool) -> Any:
