@@ -202,6 +202,16 @@ def test_a_trusted_client_does_not_lie() -> None:
         assert len(made.liars) == 2
 
 
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_a_trusted_client_is_there_in_every_round(sampling: str) -> None:
+    """Without it nobody is measured, and the circle stands still."""
+    scenario = points(sizes=(5, 9, 7, 6, 5), training={"share": 0.4, "sampling": sampling})
+    made = fq.Federation(scenario, FedAvg(), rule=pick("fltrust", trusted=("client-2",)), device="cpu")
+    rounds = [made.sample_clients(round_) for round_ in range(1, 30)]
+    assert all(2 in chosen for chosen in rounds)
+    assert len(set(rounds)) > 5
+
+
 @pytest.mark.parametrize("kind", ATTACKS.values())
 def test_an_attack_comes_back_from_a_file(kind: type[Attack]) -> None:
     assert attack_from(attack_to(kind(liars=0.3))) == kind(liars=0.3)

@@ -117,6 +117,34 @@ def test_a_setting_of_another_level_is_refused(setting: dict[str, Any], where: s
         fq.Privacy(noise=1.0, **setting)
 
 
+def unlike(**training: Any) -> fq.Scenario:
+    """Clients of which each is slower than the one before."""
+    scenario = learnable(6, rounds=2, epochs=1, **training)
+    for number, client in enumerate(scenario.clients):
+        client.traits["speed"] = str(100 / (1 + number))  # type: ignore[index]
+    return scenario
+
+
+def test_whose_answers_are_late_is_no_chance_that_counts_and_a_clip_of_then_is_not_one_of_now() -> None:
+    """The slow come in where no faster one was chosen, so that one client's absence brings another one in; and changes
+    that come rounds later were clipped to what the clip was then."""
+    with pytest.raises(ValueError, match=r"^deadline=0\.5 with dp\.level=client and share=0\.5: who is in time"):
+        run(unlike(share=0.5, sampling="poisson", deadline=0.5), privacy=fq.Privacy(noise=1.0))
+    with pytest.raises(ValueError, match=r"^arrivals=2 with dp\.adaptive: changes that come late"):
+        run(unlike(arrivals=2), privacy=fq.Privacy(noise=1.0, adaptive=True))
+    for how in ({"deadline": 0.5}, {"arrivals": 2}):
+        assert run(unlike(**how), privacy=fq.Privacy(noise=1.0)).summary["epsilon"] > 0
+    run(unlike(share=0.5, sampling="poisson"), privacy=fq.Privacy(noise=1.0, adaptive=True))
+
+
+def test_liars_who_know_the_honest_copies_and_clip_nothing_are_refused() -> None:
+    """What they send tells of others' changes, as often as they like."""
+    with pytest.raises(ValueError, match=r"^the attack 'mimic' with dp\.level=client: liars know what the honest send"):
+        run(learnable(), privacy=fq.Privacy(noise=1.0), attack="mimic")
+    assert run(learnable(), privacy=fq.Privacy(noise=1.0), attack="label-flip").summary["epsilon"] > 0
+    run(learnable(rounds=1), privacy=fq.Privacy(noise=1.0, level="local"), attack="mimic")
+
+
 def test_a_delta_that_allows_to_give_away_a_client_is_refused() -> None:
     with pytest.raises(ValueError, match="give away one of 8 clients"):
         run(learnable(8), privacy=fq.Privacy(noise=1.0, delta=0.2))

@@ -56,6 +56,12 @@ class AttackedSimulation(Simulation):
                 "take 'label-flip'"
             )
 
+        if in_copies and terms.privacy is not None and terms.privacy.level == "client":
+            raise ValueError(
+                f"the attack '{attack.name}' with dp.level=client: liars know what the honest send and clip nothing of "
+                "it, so nothing would be promised; try it with dp.level=local or sample, or take 'label-flip'"
+            )
+
     def exchange(
         self, server: Server, chosen: Sequence[int], readouts: Sequence[Readout]
     ) -> list[tuple[Instructions, Update]]:  # fmt: skip

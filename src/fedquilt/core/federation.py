@@ -159,9 +159,8 @@ class Federation:
         self.budget: Budget | None = None
         if privacy is None:
             return None
-        steps = self.method.local()
-        check_method(privacy, self.method, steps, rule, self.training, self.scenario.clients)
-        used = uses(privacy, self.training, steps)
+        check_method(privacy, self.method, rule, self.training, self.scenario.clients)
+        used = uses(privacy, self.training, self.method.local())
         privacy = found(privacy, used, self.training.rounds)
         self.budget = Budget(privacy, used)
         return privacy
@@ -192,9 +191,10 @@ class Federation:
         """Who takes part in a round, beside those who are at work still: a function of the seed and the round."""
         clients = len(self.scenario.clients)
         if self.training.sampling == "poisson" and self.training.share < 1:
-            return each_of(clients, self.training.share, key_of("participants", self.secret, round_))
-        number = max(1, round(self.training.share * clients)) - len(busy)
-        chosen = some_of(clients - len(busy), max(0, number), key_of("participants", self.seed, round_))
+            chosen = each_of(clients, self.training.share, key_of("participants", self.secret, round_))
+        else:
+            number = max(1, round(self.training.share * clients)) - len(busy)
+            chosen = some_of(clients - len(busy), max(0, number), key_of("participants", self.seed, round_))
         if busy:
             free = [i for i in range(clients) if i not in busy]
             chosen = tuple(free[i] for i in chosen)

@@ -41,10 +41,10 @@ def uses(privacy: Privacy, training: Training, steps: Sequence[Step]) -> Use:
 
 
 def check_method(
-    privacy: Privacy, method: Method, steps: Sequence[Step], rule: Rule, training: Training, clients: Sequence[Client]
-) -> None:
+    privacy: Privacy, method: Method, rule: Rule, training: Training, clients: Sequence[Client]
+) -> None:  # fmt: skip
     """Refuse what cannot be accounted for, before any work."""
-    name, level = method.name, f"dp.level={privacy.level}"
+    name, level, steps = method.name, f"dp.level={privacy.level}", method.local()
 
     def refuse(why: str, cure: str) -> None:
         raise ValueError(f"the method '{name}' does not go with {level}: {why}; {cure}")
@@ -81,6 +81,16 @@ def check_method(
         raise ValueError(
             f"share={training.share:g} with {level}: that few take part counts only where each client is chosen by "
             "itself; set sampling=poisson"
+        )
+    if privacy.level == "client" and training.share < 1 and training.deadline:
+        raise ValueError(
+            f"deadline={training.deadline:g} with {level} and share={training.share:g}: who is in time depends on who "
+            "else was chosen, and then chance does not count; leave deadline out, or let all take part (share=1)"
+        )
+    if privacy.adaptive and training.arrivals:
+        raise ValueError(
+            f"arrivals={training.arrivals} with dp.adaptive: changes that come late were clipped to what the clip was "
+            "then, and noise is of what it is now; leave one of them out"
         )
 
 

@@ -47,7 +47,7 @@ def make_terms(project: Project, spec: Mapping[str, Any]) -> Terms:
     compress = Compression.of(spec.get("compress"))
     check_compression(compress, method, privacy, secure)
     if privacy is not None:
-        check_method(privacy, method, method.local(), rule, training, ())
+        check_method(privacy, method, rule, training, ())
         privacy = found(privacy, uses(privacy, training, method.local()), training.rounds)
     seed = spec.get("seed", 0)
     return Terms(method, training, project.spec.classes, seed, common, public_test, privacy, task, secure, compress)
