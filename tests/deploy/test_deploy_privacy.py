@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -143,6 +145,32 @@ def test_a_private_run_does_not_go_back(tmp_path: Path, dp: dict[str, Any]) -> N
     with pytest.raises(ValueError, match="the run r promises privacy, and devices have what came after round 1"):
         records.go_back_to(1)
     assert records.earlier() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("said", [None, 100.0, -100.0, 0.0])
+def test_whatever_a_client_says_of_the_clip_it_is_one_voice(tmp_path: Path, said: float | None) -> None:
+    """One that says nothing is left out, and not the others; one that says more than yes or no says yes or no."""
+    adaptive = CENTRAL | {"adaptive": True, "clip": 1e-4, "noise": 1e-5}  # nobody honest is within this clip
+    deployed, post = federate(tmp_path, scenario(), "fedavg", 1, dp=adaptive)
+
+    def lie(name: str, round_: int, letter: bytes, device: Any) -> Answer | None:
+        arrays, text = unpack(device.handle(letter))
+        if name != "client-2" or not arrays:
+            return None
+        reported = {key: np.full_like(value, said or 0) for key, value in arrays.items() if key.startswith("report/")}
+        assert len(reported) == 1
+        kept = {key: value for key, value in arrays.items() if not key.startswith("report/")}
+        return Answer(name, pack(kept | (reported if said is not None else {}), text))
+
+    post.accident = lie
+    deployed.run()
+    assert remote(deployed).left_out == ({"client-2": {"wrong-shape": 1}} if said is None else {})
+    guard = deployed.server.guard
+    assert guard is not None
+    heard, yes = (3, 0) if said is None else (4, int(said == 100.0))
+    share = 0.5 + (yes - heard / 2) / 4
+    grown = math.exp(-0.2 * (share - 0.5))
+    assert guard.clip == pytest.approx(1e-4 * grown, rel=0.03)
 
 
 def test_a_newcomer_is_counted_among_those_whom_the_clip_follows(tmp_path: Path) -> None:

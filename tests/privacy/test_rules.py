@@ -14,6 +14,7 @@ from privacy_help import by_hand, changes, learnable, run, shared
 
 import fedquilt as fq
 from fedquilt.methods import METHODS
+from fedquilt.readouts import Vote
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "modfl": {"by": {"*": "cohort"}},
@@ -148,6 +149,21 @@ def test_liars_who_know_the_honest_copies_and_clip_nothing_are_refused() -> None
 def test_a_delta_that_allows_to_give_away_a_client_is_refused() -> None:
     with pytest.raises(ValueError, match="give away one of 8 clients"):
         run(learnable(8), privacy=fq.Privacy(noise=1.0, delta=0.2))
+
+
+@pytest.mark.parametrize("level", ["client", "local", "sample"])
+def test_read_outs_pool_no_evidence(level: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What validation samples say together leaves their clients, and no noise covers it: each chooses by itself."""
+
+    def evidence(self: Vote, look: Any) -> torch.Tensor:
+        raise AssertionError("a client said what its validation samples say")
+
+    monkeypatch.setattr(Vote, "evidence", evidence)
+    with pytest.raises(AssertionError):
+        run(learnable(rounds=1), readouts=("vote",))
+    smallest: dict[str, Any] = {"smallest": 2} if level == "client" else {}
+    result = run(learnable(rounds=1), privacy=fq.Privacy(noise=1.0, level=level, **smallest), readouts=("vote",))
+    assert {row["readout"] for row in result.rows} == {"vote"}
 
 
 class Normed(nn.Module):

@@ -66,8 +66,10 @@ def pool(
     """What all clients' validation samples say together, by read-out, and the scores that were made for it.
 
     Models are not kept from this look to the next: those of all clients together may be more than there is room for.
+    Under privacy clients say nothing: no noise would cover it.
     """
-    pooling = [readout for readout in due(readouts, last) if readout.pools]
+    private = simulation.terms.privacy is not None
+    pooling = [] if private else [readout for readout in due(readouts, last) if readout.pools]
     sums: dict[str, Tensor] = {}
     known: dict[tuple[int, ...], Known] = {}
     for turn in range(max((readout.pools for readout in pooling), default=0)):

@@ -89,7 +89,8 @@ class Guard:
     def next(self, ups: Sequence[Update]) -> None:
         """A round is over: let the clip follow how many of its clients were within it."""
         if self.privacy.adaptive:
-            within = sum(float((up.reports[WITHIN] - 0.5).sum()) for up in ups)
+            # yes or no, whatever a client says: noise is for a half up or down
+            within = sum(float(((up.reports[WITHIN] > 0.5).float() - 0.5).sum()) for up in ups)
             noise = float(gaussian(torch.tensor([key_of("count", self.secret, self.round)]), 1))
             share = (within + self.count_noise * noise) / self.cohort + 0.5
             self.clip *= math.exp(-self.privacy.clip_rate * (share - self.privacy.quantile))
