@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +65,20 @@ def test_a_noise_that_does_not_keep_the_promise_is_refused() -> None:
     with pytest.raises(ValueError, match=r"comes to epsilon .* more than dp\.epsilon=1"):
         found(fq.Privacy(epsilon=1, noise=1.0), Use(), 10)
     assert found(fq.Privacy(epsilon=1000, noise=1.0), Use(), 10).found == 1.0
+
+
+def test_a_run_is_not_extended_beyond_its_promise(tmp_path: Path) -> None:
+    """Its noise was found for the rounds that it had; one with a noise and no promise says what all rounds come to."""
+    for name, privacy in {
+        "promised": fq.Privacy(epsilon=6, smallest=2),
+        "open": fq.Privacy(noise=2.0, smallest=2),
+    }.items():
+        run(learnable(rounds=2), privacy=privacy, out=tmp_path / name)
+    with pytest.raises(ValueError, match=r"in 3 rounds, which is more than dp\.epsilon=6; take fewer rounds"):
+        fq.extend(tmp_path / "promised", 3, learnable(rounds=2))
+    assert json.loads((tmp_path / "promised" / "summary.json").read_text())["epsilon"] <= 6.001
+    longer = fq.extend(tmp_path / "open", 3, learnable(rounds=2))
+    assert longer.summary["epsilon"] == epsilon_of(2.0, 1.0, 3, 1e-5)
 
 
 @pytest.mark.parametrize(("noise", "rate", "times"), [(0.05, 1.0, 2), (0.05, 0.5, 3), (1.0, 1.0, 1000)])

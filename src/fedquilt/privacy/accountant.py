@@ -75,7 +75,7 @@ def found(privacy: Privacy, use: Use, rounds: int) -> Privacy:
         if spent > privacy.epsilon:
             raise ValueError(
                 f"dp.noise={privacy.noise:g} comes to epsilon {spent:.4g} in {rounds} rounds, which is more than "
-                f"dp.epsilon={privacy.epsilon:g}; leave dp.noise out, and the noise is found"
+                f"dp.epsilon={privacy.epsilon:g}; take fewer rounds, or leave dp.noise out, and it is found"
             )
     return privacy
 
