@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")
 
 from deploy_help import LocalPost, digits_with_public, federate, row_key, same_rows
+from safetensors.torch import load_file
 
 import fedquilt as fq
 from fedquilt.core.federation import Federation
@@ -109,6 +110,21 @@ def test_local_noise_is_drawn_by_the_device_alone(tmp_path: Path) -> None:
     for here, there in sent.values():
         noise = (here - there) / 2**0.5  # what they learnt is the same
         assert float(noise.std()) == pytest.approx(LOCAL["noise"] * LOCAL["clip"], rel=0.1)
+
+
+def test_noise_of_the_server_is_drawn_by_a_secret_of_its_own(tmp_path: Path) -> None:
+    """Two servers with one seed, which all devices know: what they give out differs by noise of both."""
+    ended = []
+    for place in ("here", "there"):
+        project = create_from_scenario(tmp_path / place, scenario(epochs=1), Address())
+        spec: dict[str, Any] = {"run": "r", "method": "fedavg", "rounds": 1, "seed": 0, "dp": CENTRAL | {"noise": 1.0}}
+        lead(project, spec | {"project": str(project.folder), "folder": str(project.runs / "r")}, LocalPost(project))
+        key = project.server_folder / "noise.key"
+        assert key.stat().st_mode & 0o077 == 0
+        model = load_file(project.folder / "clients" / "client-0" / "models" / "r.safetensors")
+        ended.append(torch.cat([value.flatten() for _, value in sorted(model.items())]))
+    apart = (ended[0] - ended[1]) / 2**0.5
+    assert float(apart.std()) == pytest.approx(1.0 * CENTRAL["clip"] / 4, rel=0.1)
 
 
 def test_a_second_question_in_a_round_is_not_answered(tmp_path: Path) -> None:
