@@ -97,3 +97,32 @@ def audited(with_it: Tensor, without: Tensor, delta: float) -> float:
     other, last = without[::2], without[1::2]
     best = max(torch.cat([first, other]).tolist(), key=lambda at: bound(first, other, at, 0.9))
     return bound(second, last, best, (1 + CONFIDENCE) / 2)
+
+
+class TwoWide(nn.Module):
+    """Two layers of 1000 numbers side by side, from zero: on samples of zeros they do not move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(500, 2, bias=False), nn.Linear(500, 2, bias=False)
+        nn.init.zeros_(self.a.weight)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.a(x) + self.b(x)
+        return y
+
+
+def still(clients: int = 6, samples: int = 1, **training: Any) -> fq.Scenario:
+    """Clients of two cohorts whose training goes nowhere, so that what they and the server move by is noise."""
+    zeros = (torch.zeros(samples, 500), torch.zeros(samples, dtype=torch.int64))
+    traits = [{"cohort": f"k{i % 2}", "device": "d"} for i in range(clients)]
+    made = [fq.Client(f"c{i}", TwoWide, zeros, zeros, zeros, has, (0, 1)) for i, has in enumerate(traits)]
+    settings: dict[str, Any] = {"rounds": 3, "epochs": 1, "batch": 1, "lr": 1.0} | training
+    return fq.Scenario("still", made, fq.Training(**settings))
+
+
+def unrelated(noises: Tensor) -> None:
+    """Asserts that rows (n, size) of noise have nothing to do with each other."""
+    apart = torch.corrcoef(noises.double()) - torch.eye(len(noises))
+    assert float(apart.abs().max()) < 6 / noises.shape[1] ** 0.5

@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,19 @@ def test_a_second_opinion(rate: float, noise: float, times: int, delta: float, e
 def test_the_noise_keeps_the_promise_and_is_not_more_than_that(rate: float) -> None:
     noise = noise_for(4.0, 1e-5, Use(rate), rounds=12)
     assert epsilon_of(noise, rate, 12, 1e-5) <= 4.0 < epsilon_of(noise - 0.02, rate, 12, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("level", "use"),
+    [("client", Use()), ("client", Use(rate=0.4)), ("local", Use()), ("sample", Use(times=3)), ("distributed", Use())],
+)
+def test_the_noise_that_is_found_keeps_the_promise_of_every_level(level: Any, use: Use) -> None:
+    privacy = found(fq.Privacy(epsilon=5, level=level), use, rounds=4)
+    assert 4.9 < Budget(privacy, use).epsilon(4, fine=True) <= 5
+    again = found(privacy, use, rounds=4)  # as it is read from a file, for a run of that length
+    assert again.found == privacy.found
+    with pytest.raises(ValueError, match="in 5 rounds, which is more"):
+        found(privacy, use, rounds=5)
 
 
 def test_a_promise_is_kept_over_all_rounds_and_no_round_costs_nothing() -> None:

@@ -11,11 +11,14 @@ import torch
 
 pytest.importorskip("dp_accounting")
 
-from privacy_help import by_hand, changes, learnable, run, shared
+from privacy_help import by_hand, changes, learnable, run, shared, still, unrelated
 
 import fedquilt as fq
 from fedquilt._util.randomness import each_of
 from fedquilt.core.federation import Federation
+from fedquilt.core.guard import Guard
+from fedquilt.core.protection import CLIP, WITHIN, protect
+from fedquilt.interface.messages import Instructions, UnitValues, Update
 from fedquilt.methods import FedAvg
 from fedquilt.report.page import data_json
 from fedquilt.report.page_content import page_data
@@ -35,6 +38,24 @@ def test_one_clip_for_all_units_together() -> None:
     """Clipped unit by unit, each of two units could be as long as the clip, and both together 1.4 times that."""
     result = run(by_hand([(10.0, 0), (10.0, 0)]), privacy=fq.Privacy(noise=0.0, clip=1.0, smallest=2))
     assert float(shared(result).norm()) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_one_clip_for_units_in_other_circles_too() -> None:
+    """One unit is shared by all and one in cohorts, where a client is alone: they travel and are summed apart."""
+    apart, cohorts = by_hand([(10.0, 0)] * 5), ("k0", "k1", "k0", "k1", "k2")
+    clients = [
+        fq.Client(c.name, c.model, c.train, c.validation, c.test, {"cohort": cohort, "device": "d"}, c.labels)
+        for c, cohort in zip(apart.clients, cohorts, strict=True)
+    ]
+    scenario = fq.Scenario("apart", clients, apart.training)
+    how = {"by": {"a": "everyone", "b": "cohort"}}
+    for privacy in (fq.Privacy(noise=0.0, clip=1.0, smallest=2), fq.Privacy(noise=0.0, clip=1.0, level="local")):
+        result = run(scenario, "modfl", privacy, settings=how)
+        held = {key[0]: values.column(key) for values in result.federation.server.all_values for key in values.keys}
+        assert (len(held["a"]), len(held["b"])) == (1, 3)
+        # of four clients each has half of its way in either unit; the fifth sends one of them, and all of its way in it
+        assert held["a"].norm() == pytest.approx((4 * 0.5**0.5 + 1) / 5, rel=1e-5)
+        assert held["b"].norm(dim=1).tolist() == pytest.approx([0.5**0.5, 0.5**0.5, 0.0], rel=1e-5)
 
 
 def test_with_a_clip_that_nobody_reaches_it_is_fedavg_of_equal_weights() -> None:
@@ -91,6 +112,21 @@ class Wide(torch.nn.Linear):
     def __init__(self) -> None:
         super().__init__(1000, 2, bias=False)
         torch.nn.init.zeros_(self.weight)
+
+
+def test_noise_of_one_unit_circle_round_or_seed_says_nothing_of_anothers() -> None:
+    """Of noise that comes twice a difference is rid: rounds, circles and units must have their own."""
+    found, method = [], fq.methods.ModFL(by={"a": "everyone", "b": "cohort"})
+    for seed in (0, 1):
+        privacy = fq.Privacy(noise=2.0, smallest=3)
+        federation = Federation(still(), method, engine="sequential", device="cpu", seed=seed, privacy=privacy)
+        for _ in range(3):
+            before = [values.value.clone() for values in federation.server.all_values]
+            federation.step(evaluate=False)
+            after = [values.value for values in federation.server.all_values]
+            found += [row for now, then in zip(after, before, strict=True) for row in now - then]
+    assert len(found) == 2 * 3 * 3  # seeds, rounds, circles
+    unrelated(torch.stack(found))
 
 
 def test_noise_also_comes_where_nobody_was_chosen() -> None:
@@ -192,3 +228,28 @@ def test_counting_for_the_clip_is_inside_the_promise() -> None:
     assert guard is not None
     assert guard.noise > 1.5
     assert guard.noise**-2 + (2 * guard.count_noise) ** -2 == pytest.approx(1.5**-2)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_the_count_that_the_clip_follows_has_its_noise(rate: float) -> None:
+    """All of 30 clients are within the clip: what it goes by, but for that, is noise of s / 30, anew in each round."""
+    privacy = fq.Privacy(noise=3.0, adaptive=True, clip_rate=0.1)
+    guard, clients = Guard(privacy, rate, int(30 / rate), secret=5), tuple(range(30))
+    up, found = Update(1, clients, (), {WITHIN: torch.ones(30, 1)}), []
+    for _ in range(500):
+        assert guard.tells(30)[CLIP].tolist() == [[guard.clip]] * 30  # changes are cut to what noise is of
+        before = guard.clip
+        guard.next([up])
+        found.append((-math.log(guard.clip / before) / 0.1 + 0.5 - 1.0) * 30 / guard.count_noise)
+    assert guard.count_noise == 3.0
+    assert torch.tensor(found).std() == pytest.approx(1.0, abs=0.1)
+    assert abs(float(torch.tensor(found).mean())) < 0.15
+
+
+def test_a_client_says_no_more_than_whether_it_was_within_the_clip() -> None:
+    """Of changes of 0.5 to 3 times the clip, and one that is no number."""
+    privacy = fq.Privacy(noise=1.0, clip=1.0, smallest=2, adaptive=True)
+    down = Instructions(1, tuple(range(4)), (UnitValues(("u",), (2,), None, torch.zeros(4, 2)),), (None,), {})
+    value = torch.tensor([[0.5, 0.0], [1.0, 0.0], [0.0, 3.0], [math.nan, 0.0]])
+    up = protect(Update(1, down.ids, (UnitValues(("u",), (2,), None, value),)), down, privacy, range(4))
+    assert up.reports[WITHIN].tolist() == [[1.0], [1.0], [0.0], [0.0]]

@@ -15,7 +15,7 @@ pytest.importorskip("cryptography")
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from privacy_help import audited, by_hand, changes, learnable, run, shared
+from privacy_help import audited, by_hand, changes, learnable, run, shared, still, unrelated
 from scipy.special import logsumexp
 from scipy.stats import chisquare
 from torch import Tensor, nn
@@ -196,6 +196,21 @@ def test_the_noise_of_every_number_has_the_promised_length(honest: float) -> Non
     assert first.summary["signal_to_noise"] == pytest.approx(
         each * math.sqrt(honest) / noise / math.sqrt(2000), rel=1e-3
     )
+
+
+def test_noise_of_one_unit_circle_or_round_says_nothing_of_anothers() -> None:
+    """In a simulation, where it follows from the seed; on devices it is drawn from the system's randomness."""
+    found, method = [], fq.methods.ModFL(by={"a": "everyone", "b": "cohort"})
+    how: dict[str, Any] = {"privacy": shares(noise=2.0), "secure": SecureSums(), "device": "cpu"}
+    for seed in (0, 1):
+        federation = fq.Federation(still(8), method, engine="sequential", seed=seed, **how)
+        for _ in range(2):
+            before = [values.value.clone() for values in federation.server.all_values]
+            federation.step(evaluate=False)
+            after = [values.value for values in federation.server.all_values]
+            found += [row for now, then in zip(after, before, strict=True) for row in now - then]
+    assert len(found) == 2 * 2 * 3  # seeds, rounds, circles
+    unrelated(torch.stack(found))
 
 
 def test_a_client_whose_numbers_are_not_finite_sends_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:

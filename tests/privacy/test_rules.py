@@ -10,9 +10,11 @@ from torch import nn
 
 pytest.importorskip("dp_accounting")
 
-from privacy_help import by_hand, changes, learnable, run, shared
+from privacy_help import by_hand, changes, learnable, run, shared, still, unrelated
 
 import fedquilt as fq
+from fedquilt.core.protection import received
+from fedquilt.interface.messages import Instructions, Update
 from fedquilt.methods import METHODS
 from fedquilt.readouts import Vote
 
@@ -87,6 +89,27 @@ def test_merges_that_make_no_sum_go_with_local_noise_only(merge: str) -> None:
     with pytest.raises(ValueError, match="adds noise to sums"):
         run(learnable(), privacy=fq.Privacy(noise=1.0), merge=merge)
     run(learnable(12, rounds=1), privacy=fq.Privacy(noise=1.0, level="local"), merge=merge)
+
+
+def test_noise_of_one_client_unit_or_round_says_nothing_of_anothers() -> None:
+    privacy = fq.Privacy(noise=2.0, clip=0.5, level="local")
+    federation = fq.Federation(still(4), fq.methods.FedAvg(), engine="sequential", device="cpu", privacy=privacy)
+    found: list[torch.Tensor] = []
+    run_them = federation.simulation.run
+
+    def watched(down: Instructions) -> Update:
+        up = run_them(down)
+        for block in up.blocks:
+            found.extend((block.value - received(block, down)).view(-1, 1000))
+        return up
+
+    federation.simulation.run = watched  # type: ignore[method-assign]
+    for _ in range(3):
+        federation.step(evaluate=False)
+    assert len(found) == 4 * 2 * 3  # clients, units, rounds
+    noises = torch.stack(found)
+    unrelated(noises)
+    assert float(noises.std()) == pytest.approx(2.0 * 0.5, rel=0.02)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-6])

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 pytest.importorskip("dp_accounting")
 
-from privacy_help import learnable, run, shared
+from privacy_help import learnable, run, shared, still, unrelated
 
 import fedquilt as fq
 from fedquilt.engines.sample_noise import SampleNoise
+from fedquilt.interface.steps import Install, Step, Train
 from fedquilt.methods import METHODS
 
 
@@ -130,6 +131,30 @@ def test_the_noise_has_the_promised_length(engine: str) -> None:
     rows = torch.stack([federation.simulation.model(i).weight.flatten() for i in range(2)]).detach()  # type: ignore[operator]
     assert float(rows.std()) == pytest.approx(3.0 * 0.5 / 4, rel=0.05)
     assert abs(float(torch.corrcoef(rows)[0, 1])) < 0.1  # clients draw each for itself
+
+
+class Twice(fq.methods.FedAvg):
+    """FedAvg whose clients train twice a round."""
+
+    def local(self) -> tuple[Step, ...]:
+        return Install(), Train(), Train()
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_noise_of_one_step_says_nothing_of_anothers(engine: str) -> None:
+    """Six steps a training, twice a round, have noise of their own: together it is as much longer as 12 are one."""
+    privacy = fq.Privacy(noise=3.0, clip=0.5, level="sample")
+    scenario = still(3, samples=4, epochs=3, batch=2, rounds=2)
+    federation = fq.Federation(scenario, Twice(), engine=engine, device="cpu", privacy=privacy)
+    found = []
+    for _ in range(2):
+        before = federation.server.all_values[0].value.clone()
+        federation.step(evaluate=False)
+        found += list(federation.simulation.family_states[0].store.all() - before)
+    noises = torch.stack(found).view(-1, 1000)
+    assert len(noises) == 2 * 3 * 2  # rounds, clients, units
+    unrelated(noises)
+    assert float(noises.std()) == pytest.approx(3.0 * 0.5 / 2 * 12**0.5, rel=0.05)
 
 
 class Wide(nn.Linear):

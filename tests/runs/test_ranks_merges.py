@@ -27,7 +27,10 @@ pytestmark = [
 WEIGHTS = sum(tensor.numel() for tensor in Net().state_dict().values())
 ALL: dict[str, dict[str, Any]] = {
     **{merge: {"merge": merge} for merge in (*fq.sharing.MERGES, "nnm+krum", "bucketing+median")},
-    "noise": {"privacy": fq.Privacy(epsilon=8, clip=0.5), "training": {"sampling": "poisson", "share": 0.6}},
+    "noise": {
+        "privacy": fq.Privacy(epsilon=8, clip=0.5, adaptive=True),
+        "training": {"sampling": "poisson", "share": 0.6},
+    },
     "steps": {"method": "fedadam"},
     "late": {"training": {"arrivals": 3, "share": 0.6}},
     "split": {"method": "clustered", "settings": {"after": 1}},
