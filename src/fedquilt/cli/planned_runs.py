@@ -111,13 +111,8 @@ def planned_runs(order: Request, seeds: Sequence[int], label: str = "") -> list[
     secure = {} if order.secure is None else order.secure.text
     compress = {} if order.compress is None else order.compress.text
     shared = (rule_to(order.rule), privacy, secure, attack, compress)
-    alone: tuple[dict[str, Any], ...] = (
-        rule_to(mean),
-        {},
-        {},
-        {},
-        {},
-    )  # what is done to what is shared is not done to clients alone
+    nothing: dict[str, Any] = {}  # what is done to what is shared is not done to clients alone
+    alone = (rule_to(mean), nothing, nothing, nothing, nothing)
     return [
         PlannedRun(
             order.source.address, plain(order.scenario_settings), plain(order.training), method_to(method), seed,
