@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from fedquilt.core.federation import Federation
+from fedquilt.core.simulation import Simulation
 from fedquilt.deploy.device.device import Device
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.project import Address, Node, Project, Rounds
 from fedquilt.deploy.server.coordinator import lead, make_federation
 from fedquilt.deploy.server.declarations import declare
 from fedquilt.deploy.server.remote_clients import remote
+from fedquilt.deploy.server.secure_exchange import SecureExchange
 from fedquilt.deploy.server.silence import NoQuorum
 from fedquilt.deploy.transport.transport import Answer
 from fedquilt.deploy.transport.wire import pack, unpack
@@ -205,14 +207,41 @@ def test_numbers_beyond_the_range_stay_on_their_device(tmp_path: Path) -> None:
     assert all(not unpack(answer)[0] for answers in post.up.values() for answer in answers)
 
 
-def test_a_device_of_a_secure_federation_sends_no_open_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["fedavg", "pfedhn"])  # what moved is sent as units, and as a report
+def test_a_device_of_a_secure_federation_sends_no_open_copy(tmp_path: Path, method: str) -> None:
     _, post = deployed(tmp_path / "fed", attempts=1)
     project = replace(Project.read(tmp_path / "fed"), secure=None)
-    spec = {**SPEC, "method": "fedavg"}
+    spec = {**SPEC, "method": method}
     lying = make_federation(project, spec, post, declare(project, spec, post))
     with pytest.raises(NoQuorum):
         lying.step()
     assert {code for codes in remote(lying).left_out.values() for code in codes} == {"open-copy"}
+
+
+def test_a_device_sends_no_reports_beside_a_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the server says of the method that it is in."""
+    of, _ = deployed(tmp_path / "fed", attempts=1)
+    honest = Simulation.run
+    told = {"loss": torch.zeros(1)}
+    monkeypatch.setattr(Simulation, "run", lambda self, down: replace(honest(self, down), reports=told))
+    with pytest.raises(NoQuorum):
+        of.step()
+    assert {code for codes in remote(of).left_out.values() for code in codes} == {"unsafe-sum"}
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, -1.0])
+def test_a_device_counts_as_a_part_of_the_largest(
+    tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its copy is multiplied by: with more it would be beyond the range that sums are opened for."""
+    of, _ = deployed(tmp_path / "fed", attempts=1)
+    honest = SecureExchange.told
+    monkeypatch.setattr(
+        SecureExchange, "told", lambda self, number: [{**circle, "share": share} for circle in honest(self, number)]
+    )
+    with pytest.raises(NoQuorum):
+        of.step()
+    assert {code for codes in remote(of).left_out.values() for code in codes} == {"unsafe-sum"}
 
 
 def test_the_files_say_so(tmp_path: Path) -> None:

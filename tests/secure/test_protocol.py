@@ -106,6 +106,17 @@ def test_below_the_threshold_nothing_is_opened(members: int, gone: dict[int, int
         Circle(members, gone, **how).run()
 
 
+def test_the_server_begins_to_open_no_sum_of_two() -> None:
+    """Even if members would help it."""
+    circle = Circle(4, {0: 3, 1: 3})
+    with pytest.raises(TooFew):
+        circle.run()  # two say nothing to the last question, which nobody notes
+    circle.server.arrived -= {0, 1}
+    assert not circle.server.ready()
+    with pytest.raises(TooFew, match="2 of 4 members sent something"):
+        circle.server.open()
+
+
 def asked(circle: Circle, member: int, change: Callable[[set[int], set[int]], None]) -> dict[int, bytes]:
     """What a member answers to question 4 where the server lies."""
     arrived, left = map(set, circle.server.fates(member))
