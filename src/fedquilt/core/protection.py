@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedquilt._util.randomness import key_of
-from fedquilt.interface.messages import Instructions, UnitValues, Update
+from fedquilt.interface.messages import Instructions, Roster, UnitValues, Update
+from fedquilt.interface.method import Method
 from fedquilt.privacy import Privacy
 from fedquilt.privacy.mechanism import gaussian, shrink
 
 CLIP, WITHIN = "dp: clip", "dp: within"  # told by the server, and reported to it, where the clip is adapted
+
+
+def report_shapes(
+    privacy: Privacy | None, method: Method, roster: Roster, number: int, told: Mapping[str, Tensor]
+) -> Mapping[str, tuple[int, ...]] | None:
+    """What a client's reports must be, by name; None where they are to be as most clients'."""
+    if privacy is not None and privacy.adaptive:  # methods with reports of their own are refused there
+        return {WITHIN: (1,)}
+    return method.report_shapes(roster, number, told)
 
 
 def protect(up: Update, down: Instructions, privacy: Privacy, keys: Sequence[int]) -> Update:

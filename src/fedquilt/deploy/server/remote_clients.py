@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedquilt._util.randomness import key_of, some_of
 from fedquilt.client import Client
 from fedquilt.core.federation import Federation
-from fedquilt.core.protection import WITHIN
+from fedquilt.core.protection import report_shapes
 from fedquilt.core.secure_round import masked
 from fedquilt.core.server import Server
 from fedquilt.core.simulation import Simulation
@@ -226,25 +226,19 @@ class RemoteClients:
     ) -> None:  # fmt: skip
         """Leaves out answers that do not go with those of the others, or are not what the method says they are."""
         names = reported(self.stubs.steps, {name for down in downs.values() for name in down.told})
-        shapes = {n: self._shapes(server, n, downs[n]) for n in answers}
+        privacy = self.stubs.terms.privacy
+        shapes = {n: report_shapes(privacy, server.method, server.roster, n, downs[n].told) for n in answers}
         strange, self._form = agree({n: a for n, a in answers.items() if shapes[n] is None}, self._form, names)
         strange |= {n for n, known in shapes.items() if known is not None and not has_form(answers[n][1], known)}
         for number in strange:
             del answers[number]
             record.refused[self.names[number]] = "wrong-shape"
-        if self.stubs.terms.privacy is not None:  # every change is clipped, and leaving one out would tell of another
+        if privacy is not None:  # every change is clipped, and leaving one out would tell of another
             return
         for number, where in outliers(answers, downs, self.transfer.most_times_others).items():
             del answers[number]
             record.refused[self.names[number]] = "far-from-others"
             record.details[self.names[number]] = str(Refused("far-from-others", where[:60]))
-
-    def _shapes(self, server: Server, number: int, down: Instructions) -> Mapping[str, tuple[int, ...]] | None:
-        """What a client's reports must be, by name; None where they are to be as most clients'."""
-        privacy = self.stubs.terms.privacy
-        if privacy is not None and privacy.adaptive:  # methods with reports of their own are refused there
-            return {WITHIN: (1,)}
-        return server.method.report_shapes(server.roster, number, down.told)
 
     def _note(self, record: Exchange, server: Server) -> None:
         """Counts what was left out, notes what each sender is to be told, and who said nothing; then logs it."""
