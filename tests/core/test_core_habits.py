@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedquilt as fq
-from fedquilt.families.habits import habits_of
+from fedquilt.families.habits import Habits, habits_of
 from fedquilt.runs.checkpoint import federation_state, restore_federation
 
 Builder = Callable[[], nn.Module]
@@ -122,6 +122,11 @@ def test_a_model_that_keeps_or_draws_trains_from_a_fresh_copy(how: str) -> None:
     for name in ("c0", "c1", "c2"):  # as if it had never been interrupted, to the last bit
         for one, other in zip(resumed.model(name).parameters(), together.model(name).parameters(), strict=True):
             assert torch.equal(one, other)
+
+
+def test_a_model_without_a_finite_score_is_looked_at_as_others_are() -> None:
+    samples = torch.full((5, 2), torch.inf)
+    assert habits_of(nn.Linear(2, 3), samples, torch.zeros(5).long()) == Habits()
 
 
 def test_by_hand_a_fresh_copy_for_each_round() -> None:

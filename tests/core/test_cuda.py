@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fedquilt as fq
 from fedquilt.core.compressed import compressed
 from fedquilt.core.family_state import blocks_of
+from fedquilt.engines.engine import Samples
 from fedquilt.interface.messages import Update
 from fedquilt.methods import FedAvg, FedPer, FedProx, Method
 from fedquilt.models.recurrent import LSTM
@@ -112,6 +113,16 @@ def test_one_by_one_in_graphs(kind: str, sizes: tuple[int, ...]) -> None:
     assert engine.graphs.keys() == {n for size in sizes for n in (min(size, 4), size % 4) if n}
     again = trained(scenario, FedProx(mu=0.1), engine="captured")
     assert all(torch.equal(one, other) for one, other in zip(rows(ours).values(), rows(again).values(), strict=True))
+
+
+@pytest.mark.parametrize("sizes", [(6, 6, 6), (5, 9, 1)], ids=["even", "uneven"])
+def test_samples_that_do_not_fit_on_a_gpu_come_batch_by_batch(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Samples, "to", lambda samples, device: samples)
+    scenario = points(sizes=sizes, training={"rounds": 3})
+    wanted = trained(scenario, device="cpu", engine="sequential")
+    same(rows(trained(scenario)), rows(wanted), atol=1e-4)  # and nobody is told that the model is at fault
 
 
 def test_families_and_partial_participation() -> None:

@@ -103,6 +103,21 @@ def test_a_newcomer_can_join_a_run_of_every_method(method: str, tmp_path: Path) 
     assert joined.model(scenario.clients[5].test.x).shape[1] == 3
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", ["fedavg", "fedfomo", "modfl"])
+def test_a_newcomer_joins_a_run_on_a_gpu_as_one_on_a_cpu(method: str, tmp_path: Path) -> None:
+    scenario, scores = build(clients=6), []
+    others = without(scenario, [5])
+    for device in ("cpu", "cuda"):
+        how: dict[str, Any] = {"rounds": 3, "settings": SETTINGS.get(method), "device": device, **QUICK}
+        fq.run(others, method, out=tmp_path / device, **how)
+        scores.append(fq.onboard(tmp_path / device, scenario.clients[5], scenario=others, fine_tune=1).scores)
+    here, there = scores
+    for readout, of_splits in here.items():
+        assert there[readout] == pytest.approx(of_splits, abs=0.2)  # a sample or so that is rounded to another class
+
+
 def test_a_newcomer_has_exactly_what_its_circles_have(tmp_path: Path) -> None:
     scenario = build(clients=6)
     others = without(scenario, [5])

@@ -32,6 +32,7 @@ from fedquilt.sharing import (
     merge_unit,
     pick,
 )
+from fedquilt.sharing.robust import liars_in
 from fedquilt.sharing.rule import ContextRule
 
 COPIES = torch.tensor([[1, 2, -1], [1.5, 1, -0.5], [0.5, 2.5, -2], [2, 1.5, -1.5], [1, 1, -1], [9, -7, 4], [0, 3, 0.5]])
@@ -163,6 +164,13 @@ def test_liars_cannot_steer_them(rule: Rule) -> None:
     found = merged(rule, copies, torch.full((1, 20), 0.5), trusted=trusted, weight=claims)
     assert float((found - mean_of_honest).norm()) < float(mean_of_honest.norm()) < 1e3
     assert float((merged(pick("mean"), copies) - mean_of_honest).norm()) > 1e3
+
+
+def test_a_share_that_is_a_whole_number_of_clients_is_not_rounded_down() -> None:
+    """0.42 * 150 in single precision is less than 63."""
+    copies = torch.cat([torch.ones(87, 1), torch.full((63, 1), -1e4)])
+    assert merged(TrimmedMean(0.42), copies).item() == 1
+    assert liars_in(torch.tensor([150]), 0.42).item() == 63
 
 
 SMALL = [

@@ -69,8 +69,9 @@ class Stage:
         self.epoch = torch.zeros(k, engine.most_steps, dtype=torch.int64, device=device)
         self.short = engine.longest % batch if engine.whole else 0
         x = recipe.samples.parts[0][0]
+        replays = captures(device) and x.device.type == device.type  # no graph fetches samples that rest in host memory
         bytes_ahead = self.indices.numel() * x[0].numel() * x.element_size()
-        self.ahead = captures(device) and engine.whole and x.device.type == device.type and bytes_ahead <= _AHEAD_BYTES
+        self.ahead = replays and engine.whole and bytes_ahead <= _AHEAD_BYTES
         self.tables: list[Tensor] = []  # the samples and labels that batches are picked from
         self.batches: tuple[Tensor, ...] = ()  # of all steps, where they are picked ahead
         self.mask = torch.zeros(self.indices.shape, device=device) if engine.pads else None
@@ -79,7 +80,7 @@ class Stage:
         self.seen: dict[int, int] = {}  # how often a batch of some size has come
         self.programs: dict[int, Step] = {}  # recorded, by the size of the batch
         self.graph: Graph | None = None
-        self.eager = not captures(device)
+        self.eager = not replays
         held = [self.rows if self.own else None, self.buffers, self.scale, self.indices, self.epoch, self.mask]
         held += [*shaped.values(), *self.anchor.values(), *self.extras.values()]
         held += [*self.optimiser.first, *self.optimiser.second]

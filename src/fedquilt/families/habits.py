@@ -242,5 +242,5 @@ def _apart(one: Tensor, other: Tensor) -> float:
     same = one == other
     if bool((~same & ~(torch.isfinite(one) & torch.isfinite(other)) & ~(one.isnan() & other.isnan())).any()):
         return float("inf")
-    gaps = torch.where(same | one.isnan(), 0.0, (one - other).abs())
-    return float(gaps.max() / one[torch.isfinite(one)].abs().max().clamp(min=1e-12)) if len(gaps) else 0.0
+    gaps, sizes = torch.where(same | one.isnan(), 0.0, (one - other).abs()), one[torch.isfinite(one)].abs()
+    return float(gaps.max() / sizes.max().clamp(min=1e-12)) if len(sizes) else 0.0

@@ -256,6 +256,7 @@ def _scores(look: EvaluationContext, readouts: Sequence[Readout]) -> dict[str, d
     """The leading metric, accuracy say, of a single client by read-out and split."""
     scores: dict[str, dict[str, float]] = {}
     for (name, split), found in measure(look, readouts).items():
-        seen = Evaluation(0, name, split, ("newcomer",), found.counts, found.losses, None, look.task, found.own)
+        counts, losses, own = (None if part is None else part.cpu() for part in found)
+        seen = Evaluation(0, name, split, ("newcomer",), counts, losses, None, look.task, own)
         scores.setdefault(name, {})[split] = seen.score
     return scores

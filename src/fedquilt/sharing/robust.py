@@ -66,7 +66,7 @@ class TrimmedMean:
 
     def __call__(self, values: Tensor, circle: Tensor, weight: Tensor, circles: int) -> Merged:
         seats = _Seats.of(values, circle, weight, circles)
-        cut = (self.share * seats.count + 1e-9).floor().long()  # 1e-9: 0.29 * 100 is 28.999...
+        cut = share_of(seats.count, self.share)
         cut = torch.where(cut > 0, cut, (seats.count - 1).clamp(min=0) // 2)
         place = torch.arange(len(values), device=values.device) - seats.start[seats.row]
         kept = seats.seated & (place >= cut[seats.row]) & (place < (seats.count - cut)[seats.row])
@@ -136,7 +136,16 @@ def liars_in(count: Tensor, byzantine: float) -> Tensor:
     """(C,) how many liars are guarded against in circles of so many, (C,): at least one."""
     if byzantine >= 1:
         return torch.full_like(count, int(byzantine))
-    return (byzantine * count + 1e-9).floor().long().clamp(min=1)  # 1e-9: 0.29 * 100 is 28.999...
+    return share_of(count, byzantine).clamp(min=1)
+
+
+def share_of(count: Tensor, share: float) -> Tensor:
+    """(C,) the share of so many, rounded down.
+
+    >>> share_of(torch.tensor([100, 450]), 0.26)
+    tensor([ 26, 117])
+    """
+    return (share * count.double() + 1e-9).floor().long()  # 1e-9: 0.29 * 100 is 28.999...
 
 
 def count_rows(circle: Tensor, counted: Tensor, circles: int) -> Tensor:
