@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from privacy_help import by_hand, changes, learnable, run, shared, still, unrela
 
 import fedquilt as fq
 from fedquilt.core.protection import received
-from fedquilt.interface.messages import Instructions, Update
+from fedquilt.interface.messages import Instructions, Roster, Update
 from fedquilt.methods import METHODS
 from fedquilt.readouts import Vote
 
@@ -210,6 +210,62 @@ def test_running_statistics_stay_home_or_are_refused() -> None:
     with pytest.raises(ValueError, match="has running statistics"):
         run(normed(), privacy=privacy)
     assert run(normed(), "fedbn", privacy).plan["norm"].describe() == "private"
+
+
+class Told(fq.methods.FedAvg):
+    """FedAvg of which one client takes over nothing of what it receives, or from which copies are asked besides."""
+
+    deaf: ClassVar[bool] = False
+
+    def plan(self, state: fq.methods.State, roster: Roster) -> fq.Plan:
+        circle, everybody = [0] * len(roster), torch.ones(len(roster))
+        pull = [0.0 if self.deaf else 1.0, *[1.0] * (len(roster) - 1)]
+        units = {unit: fq.UnitPlan(circle, pull=pull) for unit in roster.units}
+        return fq.Plan(units, {} if self.deaf else dict.fromkeys(roster.units, everybody))
+
+
+class Deaf(Told):
+    deaf: ClassVar[bool] = True
+
+
+def test_whose_change_has_no_bound_and_what_no_sum_hides_is_refused() -> None:
+    for level in ("client", "local"):
+        with pytest.raises(
+            ValueError, match=r"^client 'c0' sends unit '0' and receives none, so its change has no bound"
+        ):
+            run(learnable(), Deaf(), fq.Privacy(noise=1.0, level=level))
+    with pytest.raises(ValueError, match=r"^unit '0' is asked for by itself, and no sum hides it"):
+        run(learnable(), Told(), fq.Privacy(noise=1.0))
+    run(learnable(rounds=1), Told(), fq.Privacy(noise=1.0, level="local"))
+
+
+class Remembering(nn.Module):
+    """A model that keeps the mean of what it saw last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen = x.detach().mean(0)
+        y: torch.Tensor = self.head(x - self.seen)
+        return y
+
+
+def test_at_the_level_sample_what_a_model_writes_and_samples_that_change_are_refused() -> None:
+    plain, privacy = learnable(4, rounds=2), fq.Privacy(noise=1.0, level="sample")
+    clients = [fq.Client(c.name, Remembering, c.train, c.validation, c.test, c.traits) for c in plain.clients]
+    with pytest.raises(
+        ValueError, match=r"^dp\.level=sample: the model of client 'c0' writes to buffers while it trains"
+    ):
+        run(fq.Scenario("remembering", clients, plain.training), privacy=privacy)
+    first, *others = plain.clients
+    new = {2: fq.Change(train=others[0].train)}
+    moving = fq.Client("c0", first.model, first.train, first.validation, first.test, first.traits, changes=new)
+    with pytest.raises(ValueError, match=r"^dp\.level=sample: clients whose samples change in mid-run"):
+        run(fq.Scenario("moving", (moving, *others), plain.training), privacy=privacy)
 
 
 def test_a_promise_needs_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:

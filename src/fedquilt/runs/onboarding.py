@@ -256,7 +256,7 @@ def _scores(look: EvaluationContext, readouts: Sequence[Readout]) -> dict[str, d
     """The leading metric, accuracy say, of a single client by read-out and split."""
     scores: dict[str, dict[str, float]] = {}
     for (name, split), found in measure(look, readouts).items():
-        counts, losses, own = (None if part is None else part.cpu() for part in found)
-        seen = Evaluation(0, name, split, ("newcomer",), counts, losses, None, look.task, own)
+        losses, own = (None if part is None else part.cpu() for part in (found.losses, found.own))
+        seen = Evaluation(0, name, split, ("newcomer",), found.counts.cpu(), losses, None, look.task, own)
         scores.setdefault(name, {})[split] = seen.score
     return scores
