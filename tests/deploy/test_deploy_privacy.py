@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,21 +128,50 @@ def test_noise_of_the_server_is_drawn_by_a_secret_of_its_own(tmp_path: Path) -> 
     assert float(apart.std()) == pytest.approx(1.0 * CENTRAL["clip"] / 4, rel=0.1)
 
 
-def test_a_second_question_in_a_round_is_not_answered(tmp_path: Path) -> None:
-    deployed, post = federate(tmp_path, scenario(), "fedavg", 1, dp=LOCAL)
-    codes = []
+Question = tuple[dict[str, Any], dict[str, Any]]
+
+
+def otherwise(**said: Any) -> Callable[[dict[str, Any], dict[str, Any]], Question]:
+    """A letter that says some things otherwise."""
+    return lambda arrays, text: (arrays, text | said)
+
+
+@pytest.mark.parametrize("level", ["local", "sample"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda arrays, text: ({key: value + 1 for key, value in arrays.items()}, text),
+        lambda arrays, text: (arrays, text | {"send": text["send"][:1]}),  # of fewer units a clip is another one
+        lambda arrays, text: (arrays, text | {"terms": text["terms"] | {"seed": 5}}),
+        lambda arrays, text: (arrays, text | {"terms": text["terms"] | {"dp": text["terms"]["dp"] | {"noise": 0.0}}}),
+        lambda arrays, text: (arrays, text | {"terms": {k: v for k, v in text["terms"].items() if k != "dp"}}),
+        otherwise(everyone=1),
+        otherwise(round=2),  # a round that was not promised
+    ],
+    ids=["values", "units", "seed", "noise", "none", "samples", "round"],
+)
+def test_a_second_question_in_a_round_is_not_answered(
+    tmp_path: Path, level: str, ask: Callable[[dict[str, Any], dict[str, Any]], Question]
+) -> None:
+    """All of its noise is that of the first answer, so the difference of two would have none."""
+    deployed, post = federate(tmp_path, scenario(), "fedavg", 1, dp=LOCAL | {"level": level})
+    codes, same = [], []
 
     def curious(name: str, round_: int, letter: bytes, device: Any) -> Answer | None:
         content = device.handle(letter)
         arrays, text = unpack(letter)
         if not text["last"]:
-            other = {key: value + 1 for key, value in arrays.items()}
-            codes.append(unpack(device.handle(pack(other, text)))[1].get("code"))
+            again = pack(arrays, text | {"token": "other", "refused": "no-answer", "evaluate": False})
+            same.append(
+                all((one == unpack(content)[0][key]).all() for key, one in unpack(device.handle(again))[0].items())
+            )
+            codes.append(unpack(device.handle(pack(*ask(arrays, text))))[1].get("code"))
         return Answer(name, content)
 
     post.accident = curious
-    deployed.run()
+    deployed.step(evaluate=False)
     assert codes == ["asked-again"] * 4
+    assert same == [True] * 4  # asked the same again it says the same
 
 
 def test_what_is_refused_in_a_simulation_is_refused_before_anything_is_sent(tmp_path: Path) -> None:

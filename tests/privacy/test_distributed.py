@@ -167,6 +167,18 @@ def test_the_clip_holds_for_all_circles_of_a_client_together_in_whole_numbers(mo
         assert np.sqrt(length[-1]) == pytest.approx(clip, rel=1e-3)
 
 
+def test_the_clip_holds_for_units_that_travel_apart() -> None:
+    """Of two clients the second alone sends the second unit."""
+    one, other = (UnitValues((name,), (1,), at, torch.tensor(v)) for name, at, v in (
+        ("a", None, [[3.0], [3.0]]), ("b", torch.tensor([1]), [[4.0]]),
+    ))  # fmt: skip
+    start = UnitValues(("a", "b"), (1, 1), None, torch.zeros(2, 2))
+    down = Instructions(1, (0, 1), (start,), (None,), {})
+    moved = clipped_changes(Update(1, (0, 1), (one, other)), down, 1.0)
+    assert moved.blocks[0].value.flatten().tolist() == pytest.approx([1.0, 0.6])
+    assert moved.blocks[1].value.flatten().tolist() == pytest.approx([0.8])
+
+
 class Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ killed and started again between any two letters.
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import sys
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save
@@ -41,6 +43,7 @@ from fedquilt.readouts import named
 from fedquilt.secure import SecureSums
 
 _ROW, _MEMORY = "row", "memory/"
+_BESIDE = {"token", "refused", "evaluate", "readouts"}  # what no number of an update follows from
 
 
 def _to_standard_error(line: str) -> None:
@@ -128,13 +131,18 @@ class Device:
         self, simulation: Simulation, state: NodeState, arrays: Mapping[str, NDArray[Any]], text: Mapping[str, Any]
     ) -> None:
         """Let noise be drawn by a secret of this device, if it adds any; a round is answered once."""
-        privacy, training = simulation.terms.privacy, simulation.terms.training
-        if privacy is None or privacy.level in ("client", "distributed") or text["last"]:
+        privacy, training, asked = simulation.terms.privacy, simulation.terms.training, state.said_once("asked")
+        if text["last"]:
             return
-        simulation.secret = noise_key(self.node.folder / "noise.key", text["run"], arrays)
         # Every other answer would be one more release, which nobody has accounted for.
-        same = state.said_once("asked").once(text["round"], str(simulation.secret))
-        if not same or not 1 <= text["round"] <= training.rounds:
+        if privacy is None or privacy.level in ("client", "distributed"):
+            if asked.may_have(text["round"]):
+                raise Refused("asked-again")
+            return
+        question = json.dumps({key: text[key] for key in text.keys() - _BESIDE}, sort_keys=True).encode()
+        whole = {**arrays, "question": np.frombuffer(question, np.uint8)}
+        simulation.secret = noise_key(self.node.folder / "noise.key", text["run"], whole)
+        if not asked.once(text["round"], str(simulation.secret)) or not 1 <= text["round"] <= training.rounds:
             raise Refused("asked-again")
 
     def _noise_in_shares(
