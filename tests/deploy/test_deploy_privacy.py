@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 import fedquilt as fq
 from fedquilt.core.federation import Federation
+from fedquilt.core.protection import received
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.project import Address
 from fedquilt.deploy.server.coordinator import lead
@@ -172,6 +173,52 @@ def test_a_second_question_in_a_round_is_not_answered(
     deployed.step(evaluate=False)
     assert codes == ["asked-again"] * 4
     assert same == [True] * 4  # asked the same again it says the same
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_whoever_does_not_clip_is_clipped_by_the_server(tmp_path: Path, adaptive: bool) -> None:
+    """So that it moves the sum by no more than an honest client does."""
+    dp = {"noise": 0.0, "clip": 0.5, "smallest": 2, "adaptive": adaptive}
+    deployed, post = federate(tmp_path, scenario(), "fedavg", 1, dp=dp)
+    moved = []
+
+    def far(name: str, round_: int, letter: bytes, device: Any) -> Answer | None:
+        arrays, text = unpack(device.handle(letter))
+        if name == "client-0":
+            arrays |= {key: value + 100 for key, value in arrays.items() if key.startswith("value/")}
+        return Answer(name, pack(arrays, text))
+
+    post.accident = far
+    run_them = deployed.backend.exchange
+
+    def watched(*asked: Any) -> Any:
+        pairs = run_them(*asked)
+        for down, up in pairs:
+            changes = [block.value - received(block, down) for block in up.blocks]
+            moved.extend(torch.cat(changes, 1).norm(dim=1).tolist())
+        return pairs
+
+    deployed.backend.exchange = watched  # type: ignore[method-assign, assignment]
+    deployed.step(evaluate=False)
+    assert len(moved) == 4
+    assert max(moved) <= 0.5 * (1 + 1e-4)
+    assert moved[0] == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("level", ["local", "sample"])
+def test_under_noise_of_their_own_a_client_far_from_the_others_is_left_out(tmp_path: Path, level: str) -> None:
+    """What has its noise tells nobody's secret by being left out."""
+    deployed, post = federate(tmp_path, scenario(), "fedavg", 1, dp=LOCAL | {"level": level})
+
+    def far(name: str, round_: int, letter: bytes, device: Any) -> Answer | None:
+        arrays, text = unpack(device.handle(letter))
+        if name == "client-0":
+            arrays |= {key: value + 100 for key, value in arrays.items() if key.startswith("value/")}
+        return Answer(name, pack(arrays, text))
+
+    post.accident = far
+    deployed.step(evaluate=False)
+    assert remote(deployed).left_out == {"client-0": {"far-from-others": 1}}
 
 
 def test_what_is_refused_in_a_simulation_is_refused_before_anything_is_sent(tmp_path: Path) -> None:

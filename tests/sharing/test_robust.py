@@ -32,6 +32,7 @@ from fedquilt.sharing import (
     merge_unit,
     pick,
 )
+from fedquilt.sharing.presteps import Prepared
 from fedquilt.sharing.robust import liars_in
 from fedquilt.sharing.rule import ContextRule
 
@@ -129,6 +130,16 @@ def test_buckets_hold_every_copy_once_and_change_from_round_to_round() -> None:
         assert int(alone.sum()) == 1
         found.add(tuple(sorted(means.tolist())))
     assert len(found) == 5
+
+
+def test_a_trusted_copy_is_in_no_bucket_with_another() -> None:
+    """It would be measured with a liar in it."""
+    copies, trusted = torch.arange(6.0)[:, None], torch.tensor([False, True, False, False, True, False])
+    for key in range(5):
+        found = Bucketing(3)(Prepared(copies, torch.zeros(6).long(), torch.ones(6), trusted), 1, key)
+        assert found.values[trusted, 0].tolist() == [1.0, 4.0]
+        assert found.weight[trusted].tolist() == [1.0, 1.0]
+        assert int((found.weight > 0).sum()) == 4  # and two buckets of the others
 
 
 @pytest.mark.parametrize("rule", ALL, ids=str)

@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from fedquilt.core.protection import CLIP
 from fedquilt.interface.messages import Instructions
+from fedquilt.privacy import Privacy
 
 _SOME = 0.1  # a share of ordinary weights, below which changes are not compared
 _ENOUGH = 3  # of two, nobody can say which is odd
 _REPORTS = 1000.0  # times the usual size of a report
+_ROUNDING = 1e-4  # by how much a change that was clipped may be longer than the clip, since single numbers are rounded
+Answer = tuple[dict[str, Tensor], dict[str, Tensor]]  # values by unit, reports by name
 
 
 def sent_values(down: Instructions) -> dict[str, Tensor]:
@@ -41,12 +45,33 @@ def change(value: Tensor, sent: Tensor | None) -> float:
     return float((value.double() - before.double()).norm()) / max(length, 1e-12)
 
 
+def clipped(answer: Answer, down: Instructions, privacy: Privacy | None) -> Answer:
+    """An answer as it is where the server adds noise to a sum (dp.level=client): no further from what was sent than the
+    clip, all units together. Clients see to that themselves; of one that does not, no more than that is merged."""
+    values, reports = answer
+    if privacy is None or privacy.level != "client" or not values:
+        return answer
+    clip = float(down.told[CLIP][0, 0]) if CLIP in down.told else privacy.clip
+    sent = {unit: torch.zeros_like(value) for unit, value in values.items()} | sent_values(down)
+    moves = {unit: value.double() - sent[unit].double() for unit, value in values.items()}
+    far = math.sqrt(sum(float(move.square().sum()) for move in moves.values()))
+    if far <= clip * (1 + _ROUNDING):
+        return answer
+    return {unit: (sent[unit].double() + clip / far * move).float() for unit, move in moves.items()}, reports
+
+
 def outliers(
     answers: Mapping[int, tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
     downs: Mapping[int, Instructions],
     most: float,
+    privacy: Privacy | None = None,
 ) -> dict[int, str]:
-    """Clients with a unit or report that is many times what is usual in the round, and which it was."""
+    """Clients with a unit or report that is many times what is usual in the round, and which it was.
+
+    Nobody where the server adds noise to a sum: all were clipped, and leaving one out would tell of others.
+    """
+    if privacy is not None and privacy.level == "client":
+        return {}
     sent = {number: sent_values(downs[number]) for number in answers}
     changes = {n: {unit: change(v, sent[n].get(unit)) for unit, v in answers[n][0].items()} for n in answers}
     reports = {n: {name: float(r.double().norm()) for name, r in answers[n][1].items()} for n in answers}

@@ -27,7 +27,7 @@ from fedquilt.core.terms import Terms
 from fedquilt.deploy.device.state import FRESH
 from fedquilt.deploy.project import Rounds, Transfer
 from fedquilt.deploy.server.answers import Exchange, collect, largest_answer
-from fedquilt.deploy.server.bounds import outliers
+from fedquilt.deploy.server.bounds import clipped, outliers
 from fedquilt.deploy.server.scores import Losses, Said, evaluations, loss_of
 from fedquilt.deploy.server.secure_exchange import Letters, Read, SecureExchange, question
 from fedquilt.deploy.server.silence import Silence, no_quorum
@@ -206,8 +206,9 @@ class RemoteClients:
                 answers[number] = {}, {}
             elif not last:
                 own, member = {unit: int(size[number]) for unit, size in sizes.items()}, server.roster.members[number]
-                asked = downs[number], own, member.parameters, server.compress
-                answers[number] = read_up(arrays, *asked, self.transfer.largest_change, self.chooses)
+                asked = downs[number], own, member.parameters, server.compress, self.transfer.largest_change
+                found = read_up(arrays, *asked, self.chooses)
+                answers[number] = clipped(found, downs[number], self.stubs.terms.privacy)
             self._said[number] = text
             return bool(wanted) and len(answers) == wanted < len(letters)
 
@@ -233,9 +234,7 @@ class RemoteClients:
         for number in strange:
             del answers[number]
             record.refused[self.names[number]] = "wrong-shape"
-        if privacy is not None:  # every change is clipped, and leaving one out would tell of another
-            return
-        for number, where in outliers(answers, downs, self.transfer.most_times_others).items():
+        for number, where in outliers(answers, downs, self.transfer.most_times_others, privacy).items():
             del answers[number]
             record.refused[self.names[number]] = "far-from-others"
             record.details[self.names[number]] = str(Refused("far-from-others", where[:60]))
