@@ -60,7 +60,7 @@ fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) tests/fuzz --hypothesis-profile=fuzz
 
 test-gpu: $(VENV)/.dev
-	$(BIN)/python -m pytest -m gpu -ra
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m gpu -ra
 
 test-deploy: $(VENV)/.dev
 	$(BIN)/python -m pytest -m deploy

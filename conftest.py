@@ -13,8 +13,11 @@ from importlib.util import find_spec
 # Before torch is imported: tests fork, and a fork of a process whose OpenMP has started threads hangs at its next use.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A machine with a GPU passes the tests that a machine without one passes; `-m gpu` is for the others.
-if "gpu" not in sys.argv:
+# A machine with a GPU passes the tests that a machine without one passes; `-m gpu` is for the others. Workers, which
+# are not told so, inherit it.
+if "gpu" in sys.argv:
+    os.environ["FEDQUILT_GPU_TESTS"] = "1"
+if "FEDQUILT_GPU_TESTS" not in os.environ:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # Tests leave no trace in the folder in which the user's own runs leave markers, nor do they depend on what is there.
