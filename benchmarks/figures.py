@@ -1,6 +1,6 @@
 """Figures of docs/results.md from the rows in results/: python benchmarks/figures.py
 
-Accuracy over rounds, where rows of several methods have it, beside what was moved, and over the number of clients,
+Accuracy over rounds, where all rows of an experiment have it, beside what was moved, and over the number of clients,
 public samples and modules. All are means over clients and seeds on test samples. Nothing is run.
 """
 
@@ -33,13 +33,14 @@ def kept(title: str) -> list[dict[str, Any]]:
 
 
 def over_rounds(axes: Axes, title: str, readout: str) -> None:
-    """A line for each method: the mean over its seeds, round by round."""
+    """A line for each method, in the experiment's order: the mean over its seeds, round by round."""
     curves: dict[str, list[dict[str, float]]] = {}
     for line in kept(title):
         if "over_rounds" in line:
             found = line["over_rounds"]["test"]
             curves.setdefault(line["run"], []).append(found.get(readout, found["received"]))
-    for number, (method, seeds) in enumerate(curves.items()):
+    for number, method in enumerate(name for name in EXPERIMENTS[title].methods if name in curves):
+        seeds = curves[method]
         rounds = list(seeds[0])
         means = [100 * statistics.fmean(curve[at] for curve in seeds) for at in rounds]
         dashes = DASHES[number // len(COLOURS) % len(DASHES)]
@@ -109,8 +110,8 @@ def main() -> None:
 
     mpl.use("svg")
     mpl.rcParams |= {"svg.hashsalt": "fedquilt", "svg.fonttype": "none", "font.size": 8}
-    runs = {t: {line["run"] for line in kept(t) if "over_rounds" in line} for t in EXPERIMENTS if t != SIZES}
-    with_curves = [title for title, methods in runs.items() if len(methods) > 1]
+    runs = {t: [line for line in kept(t) if "run" in line] for t in EXPERIMENTS if t != SIZES}
+    with_curves = [t for t, lines in runs.items() if lines and all("over_rounds" in line for line in lines)]
     curves = [(t, readout) for t in with_curves for readout in ("received", "adapted")]
     save("results-rounds", [lambda axes, of=of: over_rounds(axes, *of) for of in curves], 2)
     there = [title for title in BYTES if kept(title)]
