@@ -174,7 +174,7 @@ def test_evaluation_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     clients = [fq.Client(c.name, mlp, c.train, None, (big, labels)) for c in scenario.clients]
     scenario = fq.Scenario("s", clients, training=scenario.training)
     whole = fq.run(scenario, "fedavg", rounds=1, engine="vectorised", device="cpu", alone=False)
-    monkeypatch.setattr("fedquilt.interface.readout._SAMPLES_AT_ONCE", 64)
+    monkeypatch.setattr("fedquilt.core.local_training.how_many_at_once", lambda *_: 1)
     parts = fq.run(scenario, "fedavg", rounds=1, engine="vectorised", device="cpu", alone=False)
     same_rows(whole.rows, parts.rows)
 

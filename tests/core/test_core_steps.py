@@ -10,6 +10,7 @@ import pytest
 import torch
 from core_help import ENGINES, federation, mlp, points, rows_after, rows_of, same
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedquilt.engines.objective import Batch, Learner, Objective
 from fedquilt.families.parts import Parts
@@ -192,3 +193,52 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="'state' cannot be the name of a part"):
         Parts({"state": mlp()}, predicts="state").module()
     assert [unit.name for unit in Parts(mlp(), state={"c": torch.zeros(1)}).cut()] == ["0", "2", "c"]
+
+
+class Products(TorchDispatchMode):
+    """Notes how many numbers each product of matrices has."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("mm", "bmm", "addmm", "baddbmm"):
+            self.sizes.append(found.numel())
+        return found
+
+
+@pytest.mark.parametrize("data", ["train", "public"])
+def test_a_step_sees_no_more_clients_at_once_than_there_is_room_for(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of a stack may have far more samples than a batch, and all of them are run through its model."""
+    hidden, samples = 6, 500
+    common = (torch.randn(samples, 4), torch.arange(samples) % 3) if data == "public" else None
+    sizes = [6, 9, 4, 8] if common else [samples, samples - 90, 3, 400]
+
+    def look(me: Me) -> dict[str, Tensor]:
+        x, mask = (me.data.x, me.data.mask) if me.data is not None else (me.public, None)
+        assert x is not None
+        logits = me.model(x) if mask is None else me.model(x) * mask[:, None]
+        return {"seen": logits.sum(0)}
+
+    method = Programmed(program=lambda: (Install(), Train(), Do(look, data=data)), state={"seen": (3,)})
+
+    def seen() -> tuple[Tensor, int]:
+        fed = federation(points(sizes=sizes, common=common), method, "vectorised")
+        fed.step(evaluate=False)  # finds out how much room there is
+        with Products() as products:
+            fed.step(evaluate=False)
+        row = torch.stack([row[-3:] for row in rows_of(fed).values()])
+        fed.close()
+        return row, max(products.sizes)
+
+    whole, most = seen()
+    assert most == len(sizes) * samples * hidden
+    monkeypatch.setattr(
+        "fedquilt.core.local_training.how_many_at_once", lambda *_: -(-2 * samples // 3)
+    )  # batches of 3
+    parts, two = seen()
+    assert two == 2 * samples * hidden
+    torch.testing.assert_close(parts, whole)
+    assert whole.abs().min() > 0

@@ -16,7 +16,7 @@ from fedquilt.core.row_store import RowStore
 from fedquilt.engines.engine import Engine, Samples
 from fedquilt.families.family import Family
 from fedquilt.families.layout import Layout
-from fedquilt.interface.client_stack import ClientStack, PaddedSplit, where_public
+from fedquilt.interface.client_stack import SAMPLES_AT_ONCE, ClientStack, PaddedSplit, where_public
 from fedquilt.interface.me import each
 from fedquilt.interface.messages import Instructions, UnitValues
 from fedquilt.interface.step_graphs import StepGraphs
@@ -41,6 +41,7 @@ class FamilyState:
     number: int = 0  # which of the families it is
     engines: dict[int, Engine] = field(default_factory=dict)  # by the number of the step that they train
     at_once: int = 0
+    samples_at_once: int = SAMPLES_AT_ONCE  # of a stack of clients, where their models are run and not trained
     still: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by step, the units that it does not train
     loss: Tensor | None = None  # (k,) of those who trained last, their mean over the steps of the last training
     lost: tuple[int, tuple[int, ...]] = (0, ())  # in which round that was, and their places

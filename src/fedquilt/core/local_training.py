@@ -20,7 +20,7 @@ from fedquilt.engines.memory_budget import how_many_at_once
 from fedquilt.engines.sample_noise import SampleNoise
 from fedquilt.engines.select import ENGINES, select_again, select_engine
 from fedquilt.families.common import form_for
-from fedquilt.interface.client_stack import ClientStack
+from fedquilt.interface.client_stack import SAMPLES_AT_ONCE, ClientStack
 from fedquilt.interface.me import each
 from fedquilt.interface.steps import Do, Given, Step, Train
 
@@ -58,11 +58,13 @@ class LocalTraining:
         """How a family trains, to go on with it elsewhere in the same way."""
         known = self._known.get(id(family_state.family.template))
         engines = sorted(number for number in family_state.engines if number < self._rounds)
-        return {"known": known, "at_once": family_state.at_once, "engines": engines}
+        room = {"at_once": family_state.at_once, "samples_at_once": family_state.samples_at_once}
+        return {"known": known, **room, "engines": engines}
 
     def restore(self, family_state: FamilyState, kept: Mapping[str, Any]) -> None:
         """Take back what `kept` gave."""
         family_state.at_once = kept["at_once"]
+        family_state.samples_at_once = kept.get("samples_at_once", SAMPLES_AT_ONCE)  # none: begun before there was one
         if kept["known"] is not None:
             self._known[id(family_state.family.template)] = (kept["known"][0], kept["known"][1])
         for number in kept["engines"]:  # at once: whether what a step computes is stacked depends on them
@@ -118,7 +120,10 @@ class LocalTraining:
         """Try a family's models, and find the engine that trains them; the first step of training decides for all."""
         self.check(family_state)
         spec, template = self.spec(family_state, number), id(family_state.family.template)
-        family_state.at_once = family_state.at_once or self.clients_at_once or how_many_at_once(spec, given)
+        most = how_many_at_once(spec, given)
+        family_state.at_once = family_state.at_once or self.clients_at_once or most
+        batch = min(spec.training.batch, max(spec.samples.count))
+        family_state.samples_at_once = min(family_state.samples_at_once, batch * min(family_state.at_once, most))
         if template in self._known:  # another step, or clients changed: how to train such models is known
             engine = select_again(self._known[template][0], spec, rows, given)
         else:

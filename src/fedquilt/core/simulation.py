@@ -288,6 +288,7 @@ class Simulation:
             public=self.terms.public(family_state.clients[0]),
             vectorised=self._stacks(family_state),
             installed=installed,
+            samples_at_once=family_state.samples_at_once,
         )
 
     def of_everyone(self, family_state: FamilyState) -> PaddedSplit:

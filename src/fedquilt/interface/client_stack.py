@@ -20,6 +20,8 @@ from fedquilt.interface.step_graphs import StepGraphs
 from fedquilt.layers.prepare import stackable
 from fedquilt.tasks import Classification, Task
 
+SAMPLES_AT_ONCE = 2**16  # of all clients of a stack together, where nothing says how much memory a sample takes
+
 
 @dataclass(frozen=True)
 class PaddedSplit:
@@ -104,6 +106,7 @@ class ClientStack:
     lr: float = 0.0
     task: Task = field(default_factory=Classification)
     graphs: StepGraphs | None = None  # where what steps compute is captured on a GPU
+    samples_at_once: int = SAMPLES_AT_ONCE  # of all clients together, that their models are run on
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -143,8 +143,9 @@ def each(
 ) -> dict[str, Tensor]:
     """function(me) for all clients of a stack: what it gives, by name, with the client first; `me.data` is the table's.
 
-    Stacked where the engine stacks, else one client after another; then samples come without padding unless `padded`.
-    Where the stack has `graphs`, what comes again is replayed on a GPU.
+    Stacked where the engine stacks, as many clients at a time as there is room for their samples, else one client after
+    another; then samples come without padding unless `padded`. Where the stack has `graphs`, what comes again is
+    replayed on a GPU.
     """
     layout, device, habits = view.family.layout, view.rows.device, view.family.habits
     keys = np.array([key_of(view.seed, name) for name in view.names], dtype=np.uint64)
@@ -210,15 +211,19 @@ def each(
         found: dict[str, Tensor] = run(given["each"], given["all"])
         return found
 
+    def captured(given: Mapping[str, Any]) -> dict[str, Tensor]:
+        if view.graphs is None or not captures(device):
+            return stacked(given)
+        numbers = {"lr": view.lr, "round": float(view.round)}
+        return view.graphs.run((function, view.installed), stacked, given, numbers)
+
     with torch.no_grad():
         if view.vectorised and not (view.family.one_by_one or habits.apart or habits.guesses):
             try:
                 with stackable(device):
-                    if view.graphs is None or not captures(device):
-                        return stacked({"each": of_each, "all": of_all})
-                    numbers = {"lr": view.lr, "round": float(view.round)}
-                    name = (function, view.installed)
-                    return view.graphs.run(name, stacked, {"each": of_each, "all": of_all}, numbers)
+                    seen = [len(x) for x in of_all["public"].values()] + ([] if table is None else [table.y.shape[1]])
+                    some = _stacks_of(len(view.ids), view.samples_at_once // max(1, *seen, 1))
+                    return _joined([captured({"each": _of(of_each, which), "all": of_all}) for which in some])
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # recurrent layers, say, batch over clients while they train but not in eval mode
@@ -233,5 +238,16 @@ def each(
         return {name: torch.stack([result[name] for result in results]) for name in results[0]}
 
 
-def _of(value: Any, i: int) -> Any:
-    return {name: part[i] for name, part in value.items()} if isinstance(value, dict) else value[i]
+def _of(value: Any, which: int | slice) -> Any:
+    return {name: _of(part, which) for name, part in value.items()} if isinstance(value, dict) else value[which]
+
+
+def _stacks_of(clients: int, most: int) -> list[slice]:
+    """Stacks of about one size of at most so many clients, but of one at least."""
+    stacks = -(-clients // max(1, most))
+    step = -(-clients // max(1, stacks))
+    return [slice(at, at + step) for at in range(0, clients, step)]
+
+
+def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -22,8 +22,8 @@ from fedquilt.interface.me import Me, each
 from fedquilt.tasks import Task
 from fedquilt.tasks.confusion import confusion, f_by_class
 
-_SAMPLES_AT_ONCE = 2**16  # of all clients of a stack together; no client has less than 32 of them
-_MOST_AT_ONCE = 512  # of one client
+_LEAST_AT_ONCE = 32  # samples of one client that its model is run on together, however many clients there are
+_MOST_AT_ONCE = 512
 
 SPLITS = ("validation", "test")  # what read-outs are measured on
 EVERYONE = "everyone"  # and on wish, in a simulation, all clients' test samples
@@ -192,7 +192,7 @@ def _forward(view: ClientStack, split: str, function: Callable[..., Tensor] = _o
     table = view.data(split)
     x = table.x
     if not view.family.habits.mixes:
-        step = min(_MOST_AT_ONCE, max(32, _SAMPLES_AT_ONCE // max(1, len(x))))
+        step = min(_MOST_AT_ONCE, max(_LEAST_AT_ONCE, view.samples_at_once // max(1, len(x))))
         parts = [view.map(function, x[:, at : at + step]) for at in range(0, x.shape[1], step)]
         return torch.cat(parts, dim=1) if parts else _nothing(view, table)
     found = torch.zeros(0)
