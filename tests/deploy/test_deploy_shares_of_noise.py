@@ -37,13 +37,13 @@ def scenario() -> fq.Scenario:
     return digits_with_public(clients=CLIENTS, each=24)
 
 
-def made(folder: Path) -> Project:
-    rules = Rounds(timeout=5, attempts=2, quorum=0.4)
+def made(folder: Path, quorum: float = 0.4) -> Project:
+    rules = Rounds(timeout=5, attempts=2, quorum=quorum)
     return create_from_scenario(folder, scenario(), Address(), rules, None, SecureSums())
 
 
-def deployed(folder: Path, **dp: Any) -> tuple[Federation, LocalPost]:
-    project = made(folder)
+def deployed(folder: Path, quorum: float = 0.4, **dp: Any) -> tuple[Federation, LocalPost]:
+    project = made(folder, quorum)
     post, spec = LocalPost(project), {**SPEC, "dp": NOISE | dp}
     return make_federation(project, spec, post, declare(project, spec, post)), post
 
@@ -126,6 +126,54 @@ def test_a_sum_with_too_little_noise_is_not_opened_and_the_round_is_over(tmp_pat
     of.step()
     assert not torch.equal(flat(of), before)
     assert remote(of).left_out == {name: {"no-answer": 1} for name in ("client-0", "client-3")}
+
+
+def test_a_sum_of_fewer_than_a_quorum_is_not_opened_though_it_has_noise_enough(tmp_path: Path) -> None:
+    of, post = deployed(tmp_path, quorum=0.8)
+    silent(post, ("client-0", "client-3"), "masked")  # four of the five that are wanted stay, and three have enough
+    before = flat(of)
+    of.step()
+    assert torch.equal(flat(of), before)
+    assert "unmask" not in {phase_of(letter) for letters in post.down.values() for letter in letters}
+    of.step()
+    assert not torch.equal(flat(of), before)
+
+
+def say(post: LocalPost, codes: dict[str, list[str]]) -> None:
+    """Let clients answer the round's letters with codes, and as they are when there are no more of them."""
+
+    def answer(client: str, round_: int, letter: bytes, device: Device) -> Answer | None:
+        if phase_of(letter) != "round" or not codes.get(client):
+            return None
+        code, text = codes[client].pop(0), unpack(letter)[1]
+        if code == "no-answer":
+            return Answer(client, code=code)
+        return Answer(client, pack({}, {"code": code, "token": text["token"]}))
+
+    post.accident = answer
+
+
+def test_a_round_comes_again_for_as_long_as_those_whose_numbers_have_not_left_may_be_a_quorum(tmp_path: Path) -> None:
+    """Of six, four are wanted. One's numbers had left, and two are late: at the second try they are there."""
+    of, post = deployed(tmp_path, quorum=0.6)
+    late = ["no-answer"]
+    say(post, {"client-0": ["asked-again"] * 2, "client-1": list(late), "client-2": list(late)})
+    assert of.step().participants == (1, 2, 3, 4, 5)
+    assert [phase_of(letter) for letter in post.down["client-3"]] == [
+        "hello", "round", "round", "shares", "masked", "unmask",
+    ]  # fmt: skip
+
+
+def test_a_round_is_over_where_those_whose_numbers_have_not_left_are_no_quorum(tmp_path: Path) -> None:
+    """Three had left, three are no quorum of four: no number of theirs is asked for, and the next round goes on."""
+    of, post = deployed(tmp_path, quorum=0.6)
+    say(post, {f"client-{i}": ["asked-again"] for i in range(3)})
+    before = flat(of)
+    of.step()
+    assert torch.equal(flat(of), before)
+    assert {phase_of(letter) for letters in post.down.values() for letter in letters} == {"hello", "round"}
+    of.step()
+    assert not torch.equal(flat(of), before)
 
 
 def test_a_device_gives_no_shares_for_a_sum_with_too_little_noise(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ class RemoteClients:
             downs, settings = {number: server.instructions([number]) for number in asked}, self.stubs.terms.secure
             secure = None if settings is None else SecureExchange(server, asked, settings, self.transfer.largest_change)
             answers, tokens = self._letters(server, downs, readouts, attempt, False, len(chosen), needed, secure=secure)
-            if len(answers) < needed and not (secure and secure.over(self.told[self.names[n]] for n in asked)):
+            codes = [self.told[self.names[number]] for number in asked]
+            if len(answers) < needed and not (secure and secure.over(codes, needed)):
                 continue
             if secure is None:
                 break

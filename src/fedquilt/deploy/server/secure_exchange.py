@@ -7,7 +7,7 @@ and not kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,10 +77,12 @@ class SecureExchange:
             raise Refused("bad-keys")
         self.keys[number], self._public = found, self._public | set(new)
 
-    def over(self, codes: Iterable[str]) -> bool:
-        """Whether clients said that their numbers of this round left before, with noise in shares: then the round was
-        begun by a server that went down, and what is left of it is all there will be."""
-        return self.noise is not None and "asked-again" in set(codes)
+    def over(self, codes: Sequence[str], needed: int) -> bool:
+        """Whether of so many clients, by the codes of their answers, those whose numbers of this round left before are
+        too many for a quorum, with noise in shares: the round was begun by a server that went down, and no sum of it
+        will be opened however often it comes."""
+        again = codes.count("asked-again")
+        return self.noise is not None and again > 0 and len(codes) - again < needed
 
     def run(self, ask: Ask, needed: int = 0) -> tuple[list[Circle], tuple[Summed, ...], set[int]]:
         """The three questions that are left: the circles that were opened, their sums, and who left on the way.
@@ -88,16 +90,18 @@ class SecureExchange:
         `TooFew` where fewer than `needed` clients stay, or too few of a circle that was begun: then nothing was
         unmasked, and the round may come again. Once shares were asked for it must not: the same copies would be summed
         again, and of two sums whose members differ by one the difference is a copy. A circle that cannot be opened then
-        keeps its value; so does one whose sum a member spoilt, and, with noise in shares, any: numbers leave once.
+        keeps its value; so does one whose sum a member spoilt. With noise in shares numbers leave once, so the round
+        does not come again, and where fewer than `needed` stay all circles keep their values.
         """
-        places = list(self._places())
+        places = list(self._places()) if self.noise is None or len(self.keys) >= needed else []
         ask("shares", self._letters(places, self._peers), self._take_shares(places))
         ask("masked", self._letters(places, self._received), self._take_masked(places))
         begun = {number for place in places for number in place.circle.members}
         left = begun - {number for place in places for number in place.sum.arrived}
+        stayed = len(self.keys) - len(left)
         if self.noise is not None:
-            places = [place for place in places if self._ready(place)]
-        elif (stayed := len(self.keys) - len(left)) < needed:
+            places = [place for place in places if stayed >= needed and self._ready(place)]
+        elif stayed < needed:
             raise TooFew(f"{stayed} of {len(self.keys)} clients stayed")
         for place in places:
             if not place.sum.ready():
