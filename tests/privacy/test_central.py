@@ -40,6 +40,19 @@ def test_one_clip_for_all_units_together() -> None:
     assert float(shared(result).norm()) == pytest.approx(1.0, rel=1e-5)
 
 
+@pytest.mark.parametrize("clip", [1e-6, 1e-4, 1e-3, 1.0])
+def test_no_change_is_longer_than_the_clip_by_the_rounding_of_large_weights(clip: float) -> None:
+    """Last places of weights that are 900 long together are 3e-5; what is less than that is not sent, and not more."""
+    start, way = torch.randn(2, 2, 100_000, generator=torch.Generator().manual_seed(0))
+    start = 3 * start
+    down = Instructions(1, (0, 1), (UnitValues(("u",), (100_000,), None, start),), (None,), {})
+    up = Update(1, down.ids, (UnitValues(("u",), (100_000,), None, start + way),))
+    sent = protect(up, down, fq.Privacy(noise=1.0, clip=clip), range(2)).blocks[0].value
+    lengths = (sent.double() - start.double()).norm(dim=1)
+    assert float(lengths.max()) <= clip
+    assert float(lengths.min()) >= (0.95 * clip if clip >= 1e-3 else 0)
+
+
 def test_one_clip_for_units_in_other_circles_too() -> None:
     """One unit is shared by all and one in cohorts, where a client is alone: they travel and are summed apart."""
     apart, cohorts = by_hand([(10.0, 0)] * 5), ("k0", "k1", "k0", "k1", "k2")

@@ -24,12 +24,12 @@ from fedquilt.core.protection import places, received
 from fedquilt.interface.messages import Instructions, Update
 from fedquilt.privacy import Privacy
 from fedquilt.privacy.discrete_gaussian import Words, discrete_gaussian
+from fedquilt.privacy.mechanism import INSIDE
 from fedquilt.secure.fixed_point import Whole, unwrapped, wrapped
 from fedquilt.secure.settings import SecureSums
 
 SIGMA = 2**16  # steps of the grid that a client's share of the noise is long
 _TAIL = 16  # lengths of noise that one share is never longer than
-_INSIDE = 1 - 1e-12  # a change that was shortened is not longer than the clip by rounding of doubles
 
 
 def in_shares(privacy: Privacy | None) -> Privacy | None:
@@ -101,7 +101,7 @@ def clipped_changes(up: Update, down: Instructions, clip: float) -> Update:
     squares = torch.zeros(k, dtype=torch.float64, device=device)
     for block, change in zip(up.blocks, moved, strict=True):
         squares.index_add_(0, places(block, k, device), change.square().sum(1))
-    shrink = torch.where(squares > clip**2, _INSIDE * clip / squares.sqrt(), 1.0)
+    shrink = torch.where(squares > clip**2, INSIDE * clip / squares.sqrt(), 1.0)
     blocks = []
     for block, change in zip(up.blocks, moved, strict=True):
         at = places(block, k, device)

@@ -12,7 +12,8 @@ from fedquilt._util.randomness import key_of
 from fedquilt.interface.messages import Instructions, Roster, UnitValues, Update
 from fedquilt.interface.method import Method
 from fedquilt.privacy import Privacy
-from fedquilt.privacy.mechanism import gaussian, shrink
+from fedquilt.privacy.mechanism import INSIDE, gaussian, shrink
+from fedquilt.sharing.columns import column_blocks, over_columns
 
 CLIP, WITHIN = "dp: clip", "dp: within"  # told by the server, and reported to it, where the clip is adapted
 
@@ -38,15 +39,14 @@ def protect(up: Update, down: Instructions, privacy: Privacy, keys: Sequence[int
     before = [received(block, down) for block in up.blocks]
     squares = torch.zeros(k, dtype=torch.float64, device=device)
     for block, start in zip(up.blocks, before, strict=True):
-        change = (block.value - start).square().sum(1, dtype=torch.float64)
-        squares.index_add_(0, places(block, k, device), change)
+        squares.index_add_(0, places(block, k, device), squared_distances(start, block.value))
     clip = down.told[CLIP][:, 0].to(device).double() if CLIP in down.told else torch.full_like(squares, privacy.clip)
-    factor = shrink(squares, clip)
+    factor = shrink(squares, INSIDE * clip)
     blocks = []
     for block, start in zip(up.blocks, before, strict=True):
         at = places(block, k, device)
-        mine = factor[at, None].float()
-        value = torch.where(mine < 1, start + mine * (block.value - start), block.value)
+        mine = factor[at]
+        value = torch.where(mine[:, None] < 1, shortened(start, block.value, mine), block.value)
         if privacy.level == "local":
             value = torch.where(squares.isfinite()[at, None], value, start)
         if privacy.level == "local" and privacy.found > 0:
@@ -54,6 +54,34 @@ def protect(up: Update, down: Instructions, privacy: Privacy, keys: Sequence[int
         blocks.append(replace(block, value=value))
     reports = {WITHIN: (squares <= clip.square()).float()[:, None]} if privacy.adaptive else up.reports
     return replace(up, blocks=tuple(blocks), reports=reports)
+
+
+def squared_distances(start: Tensor, value: Tensor) -> Tensor:
+    """(k,) the squared lengths of what is between two (k, size), in double precision."""
+
+    def of(columns: slice) -> Tensor:
+        return (value[:, columns].double() - start[:, columns].double()).square().sum(1)
+
+    return over_columns(value, of)
+
+
+def shortened(start: Tensor, value: Tensor, factor: Tensor) -> Tensor:
+    """(k, size) from `start` the part `factor` (k,) of the way to `value`, each number rounded towards `start`.
+
+    Rounded to the nearest, a short way from large numbers could come out longer than it is.
+
+    >>> start, part = torch.ones(1, 1), torch.tensor([0.1], dtype=torch.float64)
+    >>> [float(end - 1) for end in (start + 0.1 * 1e-6, shortened(start, start + 1e-6, part))]
+    [1.1920928955078125e-07, 0.0]
+    """
+    found = []
+    for columns in column_blocks(value):
+        before = start[:, columns]
+        move = factor[:, None] * (value[:, columns].double() - before.double())
+        end = (before.double() + move).float()
+        past = (end.double() - before.double()).abs() > move.abs()
+        found.append(torch.where(past, torch.nextafter(end, before), end))
+    return torch.cat(found, dim=1)
 
 
 def received(block: UnitValues, down: Instructions) -> Tensor:

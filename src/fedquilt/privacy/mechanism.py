@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedquilt._util.randomness import GOLDEN, mix, signed
 
+INSIDE = 1 - 1e-12  # a change that was shortened is not longer than the clip by rounding of doubles
 _BITS = 53  # of a hash, which a float64 holds exactly
 _BLOCK = 2**20  # numbers of noise that are made at once
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from fedquilt.core.protection import CLIP
+from fedquilt.core.protection import CLIP, shortened, squared_distances
 from fedquilt.interface.messages import Instructions
 from fedquilt.privacy import Privacy
+from fedquilt.privacy.mechanism import INSIDE, shrink
 
 _SOME = 0.1  # a share of ordinary weights, below which changes are not compared
 _ENOUGH = 3  # of two, nobody can say which is odd
 _REPORTS = 1000.0  # times the usual size of a report
-_ROUNDING = 1e-4  # by how much a change that was clipped may be longer than the clip, since single numbers are rounded
 Answer = tuple[dict[str, Tensor], dict[str, Tensor]]  # values by unit, reports by name
 
 
@@ -53,11 +53,11 @@ def clipped(answer: Answer, down: Instructions, privacy: Privacy | None) -> Answ
         return answer
     clip = float(down.told[CLIP][0, 0]) if CLIP in down.told else privacy.clip
     sent = {unit: torch.zeros_like(value) for unit, value in values.items()} | sent_values(down)
-    moves = {unit: value.double() - sent[unit].double() for unit, value in values.items()}
-    far = math.sqrt(sum(float(move.square().sum()) for move in moves.values()))
-    if far <= clip * (1 + _ROUNDING):
+    squares = torch.stack([squared_distances(sent[unit][None], value[None]) for unit, value in values.items()]).sum(0)
+    if float(squares) <= clip**2:
         return answer
-    return {unit: (sent[unit].double() + clip / far * move).float() for unit, move in moves.items()}, reports
+    factor = shrink(squares, INSIDE * clip)
+    return {unit: shortened(sent[unit][None], value[None], factor)[0] for unit, value in values.items()}, reports
 
 
 def outliers(
