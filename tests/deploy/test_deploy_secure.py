@@ -244,6 +244,46 @@ def test_a_device_counts_as_a_part_of_the_largest(
     assert {code for codes in remote(of).left_out.values() for code in codes} == {"unsafe-sum"}
 
 
+@pytest.mark.parametrize("lie", ["one in two", "one in none", "one too many"])
+def test_a_device_puts_each_of_its_units_into_one_sum(
+    tmp_path: Path, lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two sums of one unit, the one with a member less than the other, the difference would be a copy."""
+    of, post = deployed(tmp_path / "fed", attempts=1)
+    honest = SecureExchange.told
+
+    def told(self: SecureExchange, number: int) -> list[dict[str, Any]]:
+        (circle,) = honest(self, number)
+        units = circle["units"]
+        assert len(units) > 1
+        if lie == "one in two":
+            return [circle, {**circle, "units": units[:1]}]
+        return [{**circle, "units": units[1:] if lie == "one in none" else (*units, "another")}]
+
+    monkeypatch.setattr(SecureExchange, "told", told)
+    with pytest.raises(NoQuorum):
+        of.step()
+    codes = {unpack(answers[-1])[1].get("code") for answers in post.up.values()}
+    assert codes == {"unsafe-sum"}
+
+
+def test_a_question_of_another_letter_is_not_answered_and_takes_no_turn(tmp_path: Path) -> None:
+    """One that was late, of a try before this one: it would have the place of the question that is to come."""
+    of, post = deployed(tmp_path / "fed")
+    codes = []
+
+    def late(client: str, round_: int, letter: bytes, device: Device) -> Answer | None:
+        arrays, text = unpack(letter)
+        if text["kind"] == "secure":
+            codes.append(unpack(device.handle(pack(arrays, text | {"token": "of before"})))[1].get("code"))
+        return None
+
+    post.accident = late
+    of.step()
+    assert codes == ["unsafe-sum"] * 3 * CLIENTS
+    assert remote(of).left_out == {}
+
+
 def test_the_files_say_so(tmp_path: Path) -> None:
     deployed(tmp_path / "fed", secure=SecureSums(minimum=4))
     project = Project.read(tmp_path / "fed")
