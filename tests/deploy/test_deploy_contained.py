@@ -21,6 +21,7 @@ from fedquilt.deploy.ops import membership
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.project import Address, Project, Rounds
 from fedquilt.deploy.server import silence
+from fedquilt.deploy.server.bounds import outliers
 from fedquilt.deploy.server.coordinator import lead, make_federation
 from fedquilt.deploy.server.declarations import declare
 from fedquilt.deploy.server.remote_clients import remote
@@ -28,6 +29,7 @@ from fedquilt.deploy.server.run_folder import RemoteRunFolder
 from fedquilt.deploy.transport.transport import Answer
 from fedquilt.deploy.transport.wire import pack, unpack
 from fedquilt.engines.settings import Training
+from fedquilt.interface.messages import Instructions, UnitValues
 from fedquilt.runs.run import run
 
 BAD = "client-2"
@@ -153,6 +155,21 @@ def test_poison_is_left_out_and_the_honest_are_not_blamed(tmp_path: Path, value:
         assert federation.step().participants == (0, 1, 3)
     assert remote(federation).left_out == {BAD: {"far-from-others": 3}}
     assert all(float(values.value.abs().max()) < 3 for values in federation.server.all_values)
+
+
+@pytest.mark.parametrize(("clients", "out"), [(2, {}), (3, {0: "u"})])
+def test_three_can_say_which_unit_is_odd_and_two_cannot(clients: int, out: dict[int, str]) -> None:
+    down = Instructions(1, (0,), (UnitValues(("u",), (4,), None, torch.ones(1, 4)),), (None,), {})
+    answers = {i: ({"u": torch.ones(4) * (1.1 + 100 * (i == 0))}, {}) for i in range(clients)}
+    assert outliers(answers, dict.fromkeys(answers, down), most=30) == out
+
+
+@pytest.mark.parametrize(("report", "out"), [(900.0, {}), (1100.0, {0: "loss"})])
+def test_a_report_of_a_thousand_times_what_is_usual_is_left_out(report: float, out: dict[int, str]) -> None:
+    down = Instructions(1, (0,), (), (), {})
+    reports = {i: torch.tensor([report if i == 0 else 0.5]) for i in range(3)}
+    answers = {i: (dict[str, torch.Tensor](), {"loss": value}) for i, value in reports.items()}
+    assert outliers(answers, dict.fromkeys(answers, down), most=30) == out
 
 
 def test_of_two_the_one_with_the_odd_report_is_left_out(tmp_path: Path) -> None:

@@ -176,6 +176,25 @@ def test_a_second_question_in_a_round_is_not_answered(
     assert same == [True] * 4  # asked the same again it says the same
 
 
+@pytest.mark.parametrize("level", ["local", "sample"])
+def test_from_another_state_a_question_is_another_one(tmp_path: Path, level: str) -> None:
+    """A server that names an earlier state asks for what the client would learn from that, with the same noise."""
+    deployed, post = federate(tmp_path, scenario(), "fedavg", 2, dp=LOCAL | {"level": level})
+    deployed.step(evaluate=False)
+    codes = []
+
+    def go_back(name: str, round_: int, letter: bytes, device: Any) -> Answer | None:
+        content = device.handle(letter)
+        arrays, text = unpack(letter)
+        assert text["accepted"]
+        codes.append(unpack(device.handle(pack(arrays, text | {"accepted": ""})))[1].get("code"))
+        return Answer(name, content)
+
+    post.accident = go_back
+    deployed.step(evaluate=False)
+    assert codes == ["asked-again"] * 4
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_whoever_does_not_clip_is_clipped_by_the_server(tmp_path: Path, adaptive: bool) -> None:
     """So that it moves the sum by no more than an honest client does."""

@@ -127,6 +127,18 @@ def test_a_server_killed_after_masks_came_off_opens_the_same_sum_again_or_none(
     assert {row["round"] for row in lines(Path(spec["folder"]) / "metrics.jsonl")} == {1, 2}
 
 
+def test_a_sum_of_as_many_others_is_another_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round comes again, and in the place of the one that was not there before another one is not."""
+    made = project(tmp_path / "fed")
+    sums = opened(monkeypatch)
+    for gone in ("client-4", "client-3"):
+        of, post = deployed(made)
+        post.accident = silent((gone,), "masked", 1)
+        of.step()
+    assert sums == [[0, 1, 2, 3]]
+    assert [unpack(post.up[f"client-{i}"][-1])[1].get("code") for i in range(3)] == ["unsafe-sum"] * 3
+
+
 def test_of_long_runs_devices_keep_as_little_and_refuse_as_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
