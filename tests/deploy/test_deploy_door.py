@@ -96,7 +96,7 @@ def test_a_body_that_is_too_large_stays_outside(project: Project) -> None:
         ("push-object", {"transfer-encoding": "chunked"}),
         ("push-object", {"transfer-encoding": "Chunked"}),
         ("push-object", {"content-length": "-5"}),
-        ("push-messages", {"content-length": str(1 << 20)}),  # only pieces of arrays are that large
+        ("push-messages", {"content-length": str((128 << 10) + 1)}),  # only pieces of arrays are that large
     ):
         with pytest.raises(Closed) as closed:
             gate.check(f"/v1/fleet/{path}", headers(project) | shown)
@@ -105,18 +105,34 @@ def test_a_body_that_is_too_large_stays_outside(project: Project) -> None:
     gate.check("/v1/fleet/push-messages", headers(project) | {"content-length": str(100 << 10)})
 
 
+def takes(gate: Door, shown: dict[str, str], pieces: int) -> None:
+    """That so many pieces of 5 MiB come in, and not one more."""
+    for _ in range(pieces):
+        gate.check("/v1/fleet/push-object", shown | {"content-length": str(5 << 20)})
+    with pytest.raises(Closed, match="many times the bytes that were expected"):
+        gate.check("/v1/fleet/push-object", shown | {"content-length": str(5 << 20)})
+
+
 def test_uploads_are_counted_against_what_the_run_expects(project: Project) -> None:
     gate, limits = door(project), project.server_folder / "limits"
     limits.mkdir()
     (limits / "r.json").write_text(json.dumps({"a": 12 << 20}))
-    piece = headers(project) | {"content-length": str(5 << 20)}
-    gate.check("/v1/fleet/push-object", piece)
-    gate.check("/v1/fleet/push-object", piece)
-    with pytest.raises(Closed, match="many times the bytes that were expected"):
-        gate.check("/v1/fleet/push-object", piece)
+    takes(gate, headers(project), 2)
     time.sleep(0.01)
     (limits / "new.json").write_text("{}")  # a round later
-    gate.check("/v1/fleet/push-object", piece)
+    takes(gate, headers(project), 2)
+
+
+def test_what_two_runs_expect_of_a_client_adds_up(project: Project) -> None:
+    gate, limits = door(project), project.server_folder / "limits"
+    limits.mkdir()
+    for run in ("r", "s"):
+        (limits / f"{run}.json").write_text(json.dumps({"a": 6 << 20, "b": 60 << 20}))
+    takes(gate, headers(project), 2)
+
+
+def test_of_a_client_that_no_run_expects_anything_of_little_is_taken(project: Project) -> None:
+    takes(door(project), headers(project), 3)
 
 
 def request(gate: Door, path: str, shown: dict[str, str]) -> list[Any]:

@@ -199,6 +199,31 @@ def test_keys_that_spoil_the_others_questions_cost_their_client_alone(tmp_path: 
     same_values(of, without((3,)))
 
 
+OTHER_SHAPES: dict[str, Any] = {
+    "longer": lambda array: np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, 1)]),
+    "one more": lambda array: np.concatenate([array, array[:1]]),
+    "wider": lambda array: array.astype(np.uint32 if array.dtype == np.uint64 else np.uint64),
+}
+
+
+@pytest.mark.parametrize("wrong", OTHER_SHAPES)
+@pytest.mark.parametrize("phase", ["round", "shares", "masked", "unmask"])
+def test_answers_of_another_shape_cost_their_client_alone(tmp_path: Path, phase: str, wrong: str) -> None:
+    """The others are handed some of it, or it is added to what is theirs."""
+    of, post = deployed(tmp_path / "fed")
+
+    def lie(client: str, round_: int, letter: bytes, device: Device) -> Answer | None:
+        if client != "client-3" or phase_of(letter) != phase:
+            return None
+        arrays, text = unpack(device.handle(letter))
+        return Answer(client, pack({name: OTHER_SHAPES[wrong](array) for name, array in arrays.items()}, text))
+
+    post.accident = lie
+    of.step()
+    assert remote(of).left_out == {"client-3": {"wrong-shape": 1}}
+    same_values(of, without(() if phase == "unmask" else (3,)))
+
+
 def test_numbers_beyond_the_range_stay_on_their_device(tmp_path: Path) -> None:
     of, post = deployed(tmp_path / "fed", secure=SecureSums(range=0.01), attempts=1)
     with pytest.raises(NoQuorum):
