@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +20,13 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedquilt.deploy.server import answers
+from fedquilt.deploy.server.answers import Exchange
 from fedquilt.deploy.transport import transport
 from fedquilt.deploy.transport.flower_mail import Mail
 from fedquilt.deploy.transport.flower_records import BYTES, RECORD, read_record, to_record
 from fedquilt.deploy.transport.transport import Answer, Patience
+from fedquilt.deploy.transport.wire import pack
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +143,31 @@ def test_an_exchange_closes_at_quorum_and_grace() -> None:
     for _ in Mail(link, {"letter-good": (12, "good"), "letter-gone": (13, "gone")}, patience).collect():  # type: ignore[arg-type]
         patience.good()
     assert 0.4 < time.monotonic() - start < 3
+
+
+class Spoken:
+    """A post whose answers are there already, and what each left of patience."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers, self.left = answers, list[float]()
+
+    def exchange(self, letters: Mapping[str, bytes], round_: int, patience: Patience) -> Iterator[Answer]:
+        for answer in self.answers:
+            yield answer
+            self.left.append(patience.left)
+
+
+def test_answers_that_are_refused_do_not_close_an_exchange() -> None:
+    """Else who answers nonsense at once would shut out all who train."""
+    names = ["a", "b", "c", "d"]
+    good = pack({}, {"token": "t", "round": 1})
+    post = Spoken(Answer("a", b"nonsense"), Answer("b", pack({}, {"token": "u"})), Answer("c", good), Answer("d", good))
+    letters, tokens = dict.fromkeys(names, b""), dict.fromkeys(range(4), "t")
+    record = Exchange(1, "round", 1, names)
+    answers.collect(post, letters, names, tokens, record, Patience(60, needed=2, grace=0), lambda *_: None)  # type: ignore[arg-type]
+    assert record.refused == {"a": "unreadable", "b": "wrong-round"}
+    assert min(post.left[:3]) > 50
+    assert post.left[3] == 0
 
 
 @pytest.mark.parametrize("hiccups", [2, 99])
