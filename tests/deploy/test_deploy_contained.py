@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +22,15 @@ from fedquilt.deploy.ops import membership
 from fedquilt.deploy.ops.create import create_from_scenario
 from fedquilt.deploy.project import Address, Project, Rounds
 from fedquilt.deploy.server import silence
+from fedquilt.deploy.server.agreement import make_terms
 from fedquilt.deploy.server.bounds import outliers
 from fedquilt.deploy.server.coordinator import lead, make_federation
-from fedquilt.deploy.server.declarations import declare
+from fedquilt.deploy.server.declarations import check_declaration, declare
 from fedquilt.deploy.server.remote_clients import remote
 from fedquilt.deploy.server.run_folder import RemoteRunFolder
+from fedquilt.deploy.transport.agreed import read_member
 from fedquilt.deploy.transport.transport import Answer
-from fedquilt.deploy.transport.wire import pack, unpack
+from fedquilt.deploy.transport.wire import Refused, pack, unpack
 from fedquilt.engines.settings import Training
 from fedquilt.interface.messages import Instructions, UnitValues
 from fedquilt.runs.run import run
@@ -85,6 +88,45 @@ def test_a_declaration_that_cannot_be_costs_its_client_alone(
     assert reason in hello["details"][BAD]
     assert f"client '{BAD}' is not in this run" in (folder / "leader.log").read_text()
     assert {row["client"] for row in lines(folder / "metrics.jsonl")} == {"client-0", "client-1", "client-3"}
+
+
+CHANGE: dict[str, Any] = {"samples": 5, "labels": [1], "constant": []}
+
+
+@pytest.mark.parametrize(
+    ("member", "changes", "code"),
+    [
+        ({"samples": 1}, {}, ""),
+        ({"samples": 0}, {}, "bad-declaration"),
+        ({"samples": 1_000_001}, {}, "bad-declaration"),
+        ({"labels": (10,)}, {}, "bad-declaration"),
+        ({"labels": (-1,)}, {}, "bad-declaration"),
+        ({"constant": ("a" * 201,)}, {}, "bad-declaration"),
+        ({"traits": {str(i): "b" for i in range(65)}}, {}, "bad-declaration"),
+        ({}, {1: CHANGE}, ""),
+        ({}, {0: CHANGE}, "bad-declaration"),
+        ({}, {1: CHANGE | {"samples": 0}}, "bad-declaration"),
+        ({}, {1: CHANGE | {"labels": [10]}}, "bad-declaration"),
+        ({}, {1: CHANGE | {"constant": ["a"] * 64_001}}, "bad-declaration"),
+        ({}, dict.fromkeys(range(1, 1002), CHANGE), "bad-declaration"),
+        ({"units": "other shapes"}, {}, "other-model"),
+    ],
+)
+def test_where_the_bounds_of_a_declaration_are(
+    tmp_path: Path, member: dict[str, Any], changes: dict[int, Any], code: str
+) -> None:
+    """Before anything is allocated by its numbers, or a model is built for each change."""
+    project, spec = project_of(tmp_path / "fed")
+    post = LocalPost(project)
+    honest = read_member(declare(project, spec, post)[BAD]["member"])
+    if "units" in member:
+        member = {"units": {unit: tuple((*shape, 1) for shape in shapes) for unit, shapes in honest.units.items()}}
+    try:
+        check_declaration(project, make_terms(project, spec), replace(honest, **member), changes)
+        said = ""
+    except Refused as refused:
+        said = refused.code
+    assert said == code
 
 
 def test_training_that_the_method_cannot_have_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
