@@ -140,11 +140,14 @@ def test_training_that_the_method_cannot_have_is_refused_before_anybody_is_asked
 def test_nobody_counts_for_ten_times_the_others_by_saying_so(tmp_path: Path) -> None:
     project, spec = project_of(tmp_path / "fed")
     post = LocalPost(project)
-    liar(post, {"samples": 900_000})
+    liar(post, {"samples": 900_000}, {"2": CHANGE | {"samples": 800_000}})
     said: list[str] = []
     federation = make_federation(project, spec, post, declare(project, spec, post), say=said.append)
     counts = [member.samples for member in federation.server.roster.members]
     assert counts == [36, 36, 360, 36]
+    later = remote(federation).stubs.clients[2].changes[2].train
+    assert later is not None
+    assert len(later) == 360
     assert said == [f"client '{BAD}' declares 900000 samples and counts as 360, 10 times the median"]
 
 
