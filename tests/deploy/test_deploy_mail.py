@@ -25,7 +25,7 @@ from fedquilt.deploy.server.answers import Exchange
 from fedquilt.deploy.transport import transport
 from fedquilt.deploy.transport.flower_mail import Mail
 from fedquilt.deploy.transport.flower_records import BYTES, RECORD, read_record, to_record
-from fedquilt.deploy.transport.transport import Answer, Patience
+from fedquilt.deploy.transport.transport import Answer, OpenTransport, Patience
 from fedquilt.deploy.transport.wire import pack
 
 
@@ -143,6 +143,28 @@ def test_an_exchange_closes_at_quorum_and_grace() -> None:
     for _ in Mail(link, {"letter-good": (12, "good"), "letter-gone": (13, "gone")}, patience).collect():  # type: ignore[arg-type]
         patience.good()
     assert 0.4 < time.monotonic() - start < 3
+
+
+def test_grace_makes_no_exchange_longer_than_its_time() -> None:
+    patience = Patience(5, needed=1, grace=60)
+    patience.good()
+    assert patience.left <= 5
+
+
+def test_without_authentication_a_name_is_of_the_node_that_said_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as that is there; and only a name of the operator's list is one."""
+    says, online = {11: "a", 12: "a", 13: "nobody", 14: "b"}, [11]
+    post = OpenTransport(SimpleNamespace(get_node_ids=lambda: online), lambda: ["a", "b"])  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        post, "_carry", lambda asked, *_: [Answer(str(n), pack({}, {"name": says[n]})) for n in sorted(asked)]
+    )
+    assert post.reachable() == {"a"}
+    online += [12, 13, 14]
+    assert post.reachable() == {"a", "b"}
+    assert post._names == {11: "a", 14: "b"}
+    online.remove(11)
+    assert post.reachable() == {"a", "b"}
+    assert post._names == {12: "a", 14: "b"}
 
 
 class Spoken:
