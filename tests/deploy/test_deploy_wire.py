@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 pytest.importorskip("flwr")
 
-from fedquilt.deploy.transport.codec import read_down, write_down
+from fedquilt.deploy.transport.codec import has_form, read_down, read_up, write_down
 from fedquilt.deploy.transport.wire import Refused, check_values, pack, unpack
 from fedquilt.interface.messages import Instructions, UnitValues
+from fedquilt.sharing import Compression
 
 
 def f32(*numbers: float) -> NDArray[np.float32]:
@@ -128,3 +129,28 @@ def test_parameters_travel_in_half_precision_and_all_else_does_not() -> None:
     assert torch.equal(back.blocks[0].value[0], value)
     assert torch.equal(back.offers["c"], offers["c"])
     assert torch.equal(back.copies["d"], copies["d"])
+
+
+@pytest.mark.parametrize(
+    ("reports", "right"),
+    [
+        ({"loss": torch.zeros(2)}, True),
+        ({"loss": torch.zeros(3)}, False),
+        ({"loss": torch.zeros(2, dtype=torch.float64)}, False),
+        ({"loss": torch.zeros(2), "odd": torch.zeros(1)}, False),
+        ({}, False),
+    ],
+)
+def test_reports_have_the_form_that_the_method_says_and_no_more(reports: dict[str, torch.Tensor], right: bool) -> None:
+    assert has_form(reports, {"loss": (2,)}) is right
+
+
+@pytest.mark.parametrize("number", [1e17, 1e19, -1e19, 1e200, np.inf, np.nan])
+def test_squares_of_reports_are_numbers(number: float) -> None:
+    down = Instructions(1, (0,), (), (), {})
+    arrays = {"report/loss": np.array([0.5, number])}
+    if abs(number) < 1e18:
+        assert read_up(arrays, down, {}, {}, Compression(), 1000, False)[1]["loss"].tolist() == [0.5, number]
+        return
+    with pytest.raises(Refused, match="NaN or infinite"):
+        read_up(arrays, down, {}, {}, Compression(), 1000, False)
