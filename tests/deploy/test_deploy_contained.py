@@ -205,7 +205,7 @@ def test_poison_is_left_out_and_the_honest_are_not_blamed(tmp_path: Path, value:
 @pytest.mark.parametrize(("clients", "out"), [(2, {}), (3, {0: "u"})])
 def test_three_can_say_which_unit_is_odd_and_two_cannot(clients: int, out: dict[int, str]) -> None:
     down = Instructions(1, (0,), (UnitValues(("u",), (4,), None, torch.ones(1, 4)),), (None,), {})
-    answers = {i: ({"u": torch.ones(4) * (1.1 + 100 * (i == 0))}, {}) for i in range(clients)}
+    answers = {i: ({"u": torch.ones(4) * (1.1 + 100 * (i == 0))}, dict[str, torch.Tensor]()) for i in range(clients)}
     assert outliers(answers, dict.fromkeys(answers, down), most=30) == out
 
 
