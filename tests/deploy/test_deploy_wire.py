@@ -154,3 +154,14 @@ def test_squares_of_reports_are_numbers(number: float) -> None:
         return
     with pytest.raises(Refused, match="NaN or infinite"):
         read_up(arrays, down, {}, {}, Compression(), 1000, False)
+
+
+@pytest.mark.parametrize(("number", "code"), [(900.0, ""), (1100.0, "absurd-norm")])
+def test_a_unit_may_grow_from_nothing_to_a_thousand_times_ordinary_weights(number: float, code: str) -> None:
+    """However many numbers it has."""
+    try:
+        check_values({"unit": np.full(10_000, number, np.float32)}, {"unit": 10_000}, {}, 1000)
+        said = ""
+    except Refused as refused:
+        said = refused.code
+    assert said == code
