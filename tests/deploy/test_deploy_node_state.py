@@ -39,6 +39,19 @@ def test_a_staged_outcome_counts_only_when_it_was_accepted(tmp_path: Path) -> No
     assert outcome(state, "2b") == 2.0
 
 
+def test_a_token_that_is_a_path_leads_nowhere(tmp_path: Path) -> None:
+    """A letter says it, and files of that name are moved."""
+    state, other = NodeState(tmp_path, "run"), tmp_path / "other.safetensors"
+    for token in ("1", "2", "3"):
+        stage(state, token, 1.0)
+        state.settle(token)
+    assert state.earlier.is_dir()
+    other.write_bytes(state.committed.read_bytes())
+    with pytest.raises(LostState):
+        state.settle("../../other")
+    assert other.exists()
+
+
 def test_a_lost_state_is_noticed_and_a_fresh_start_is_one(tmp_path: Path) -> None:
     state = NodeState(tmp_path, "run")
     with pytest.raises(LostState):
