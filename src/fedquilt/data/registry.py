@@ -151,7 +151,7 @@ def _make(source: Source, folder: Path, *, fetch: bool, progress: bool) -> Datas
                 try:
                     paths.append(download.fetch(archive, Path(name), folder, progress=progress))
                 except DataMissing as error:
-                    raise _missing(source, folder, f"and {error}") from error
+                    raise _missing(source, folder, f"and {error}") from None  # all of it is said
             else:
                 download.verify(archive, folder / archive.file, folder)
                 paths.append(folder / archive.file)
