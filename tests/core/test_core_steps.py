@@ -235,9 +235,8 @@ def test_a_step_sees_no_more_clients_at_once_than_there_is_room_for(data: str, m
 
     whole, most = seen()
     assert most == len(sizes) * samples * hidden
-    monkeypatch.setattr(
-        "fedquilt.core.local_training.how_many_at_once", lambda *_: -(-2 * samples // 3)
-    )  # batches of 3
+    batches = -(-2 * samples // 3)  # of three samples: as many samples as two clients have
+    monkeypatch.setattr("fedquilt.core.local_training.how_many_at_once", lambda *_: batches)
     parts, two = seen()
     assert two == 2 * samples * hidden
     torch.testing.assert_close(parts, whole)

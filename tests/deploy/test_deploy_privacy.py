@@ -195,18 +195,20 @@ def test_from_another_state_a_question_is_another_one(tmp_path: Path, level: str
     assert codes == ["asked-again"] * 4
 
 
+def far(name: str, round_: int, letter: bytes, device: Any) -> Answer | None:
+    """The first client says something far from what it has."""
+    arrays, text = unpack(device.handle(letter))
+    if name == "client-0":
+        arrays |= {key: value + 100 for key, value in arrays.items() if key.startswith("value/")}
+    return Answer(name, pack(arrays, text))
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_whoever_does_not_clip_is_clipped_by_the_server(tmp_path: Path, adaptive: bool) -> None:
     """So that it moves the sum by no more than an honest client does."""
     dp = {"noise": 0.0, "clip": 0.5, "smallest": 2, "adaptive": adaptive}
     deployed, post = federate(tmp_path, scenario(), "fedavg", 1, dp=dp)
     moved = []
-
-    def far(name: str, round_: int, letter: bytes, device: Any) -> Answer | None:
-        arrays, text = unpack(device.handle(letter))
-        if name == "client-0":
-            arrays |= {key: value + 100 for key, value in arrays.items() if key.startswith("value/")}
-        return Answer(name, pack(arrays, text))
 
     post.accident = far
     run_them = deployed.backend.exchange
@@ -249,12 +251,6 @@ def test_the_server_cuts_what_is_longer_than_the_clip_of_the_round_and_nothing_e
 def test_under_noise_of_their_own_a_client_far_from_the_others_is_left_out(tmp_path: Path, level: str) -> None:
     """What has its noise tells nobody's secret by being left out."""
     deployed, post = federate(tmp_path, scenario(), "fedavg", 1, dp=LOCAL | {"level": level})
-
-    def far(name: str, round_: int, letter: bytes, device: Any) -> Answer | None:
-        arrays, text = unpack(device.handle(letter))
-        if name == "client-0":
-            arrays |= {key: value + 100 for key, value in arrays.items() if key.startswith("value/")}
-        return Answer(name, pack(arrays, text))
 
     post.accident = far
     deployed.step(evaluate=False)

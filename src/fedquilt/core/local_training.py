@@ -21,7 +21,7 @@ from fedquilt.engines.sample_noise import SampleNoise
 from fedquilt.engines.select import ENGINES, select_again, select_engine
 from fedquilt.families.common import form_for
 from fedquilt.interface.client_stack import SAMPLES_AT_ONCE, ClientStack
-from fedquilt.interface.me import each
+from fedquilt.interface.me import each, stacks_of
 from fedquilt.interface.steps import Do, Given, Step, Train
 
 
@@ -149,9 +149,7 @@ class LocalTraining:
         """Train the clients of a job, in place, `step` at a time; their mean losses, (k,)."""
         if engine.name not in ("vectorised", "compiled"):  # the others hold a client, or a small stack, a worker
             step = self.clients_at_once or len(job.rows)
-        k = len(job.rows)
-        step = -(-k // -(-k // step))  # stacks of about one size
-        losses = [engine.train(job.part(at, at + step)) for at in range(0, k, step)]
+        losses = [engine.train(job.part(some.start, some.stop)) for some in stacks_of(len(job.rows), step)]
         return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     def spec(self, family_state: FamilyState, number: int) -> TrainingSpec:

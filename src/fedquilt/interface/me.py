@@ -222,7 +222,7 @@ def each(
             try:
                 with stackable(device):
                     seen = [len(x) for x in of_all["public"].values()] + ([] if table is None else [table.y.shape[1]])
-                    some = _stacks_of(len(view.ids), view.samples_at_once // max(1, *seen, 1))
+                    some = stacks_of(len(view.ids), view.samples_at_once // max(1, *seen, 1))
                     return _joined([captured({"each": _of(of_each, which), "all": of_all}) for which in some])
             except torch.OutOfMemoryError:
                 raise
@@ -242,10 +242,14 @@ def _of(value: Any, which: int | slice) -> Any:
     return {name: _of(part, which) for name, part in value.items()} if isinstance(value, dict) else value[which]
 
 
-def _stacks_of(clients: int, most: int) -> list[slice]:
-    """Stacks of about one size of at most so many clients, but of one at least."""
+def stacks_of(clients: int, most: int) -> list[slice]:
+    """Stacks of about one size of at most so many clients, but of one at least.
+
+    >>> stacks_of(5, 4)
+    [slice(0, 3, None), slice(3, 6, None)]
+    """
     stacks = -(-clients // max(1, most))
-    step = -(-clients // max(1, stacks))
+    step = max(1, -(-clients // max(1, stacks)))
     return [slice(at, at + step) for at in range(0, clients, step)]
 
 
